@@ -1,0 +1,22 @@
+"""Names of the logical axes of parameters, and the dimension letters that array names end in.
+
+The model only *names* its axes; `sharding.rules` decides which mesh axis each one is split over.
+
+Letters, used as suffixes (`logits_BV`) throughout the project:
+
+    B  slots (rows of the decode batch)      D  embed width          V  vocabulary
+    T  tokens of one step, flat              F  MLP width            P  pages in the pool
+    S  sequences or query tiles of a step    N  query heads          J  pages per sequence
+    Q  query tokens per tile                 K  key/value heads      G  tokens per page
+    U  key tokens                            H  head dim             L  layers
+"""
+
+LAYERS = "layers"
+EMBED = "embed"
+MLP = "mlp"
+HEADS = "heads"
+KV_HEADS = "kv_heads"
+HEAD_DIM = "head_dim"
+VOCAB = "vocab"
+
+ALL = (LAYERS, EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM, VOCAB)

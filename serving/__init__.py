@@ -1,0 +1,1 @@
+"""Requests in, tokens out: the engine, the gRPC replica around it, and the HTTP gateway in front."""

@@ -1,0 +1,1 @@
+"""One model on one slice: sequences, planner, jitted step, and the thread that owns them."""

@@ -1,0 +1,92 @@
+"""What the replica and an engine say to each other: token ids in, token ids out. Imports no JAX."""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from serving.errors import ServiceError
+from serving.request import FinishReason, Load, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One prompt as token ids. `sampling.stop` is the replica's business: the engine knows nothing about text."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """News of one request from one step. `finish_reason` is set exactly once, in the last output of a request."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: ServiceError | None = None
+    """Set with FinishReason.ERROR."""
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed again; meaningful in the last output."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """Counters of one engine since it started, for `/metrics`."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_compiles_after_ready: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Everything that one step has to tell."""
+
+    outputs: tuple[SequenceOutput, ...]
+    load: Load
+    stats: StepStats = field(default_factory=StepStats)
+
+
+class EngineState(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class EngineLoop(Protocol):
+    """A thread that owns one engine. All methods may be called from any thread and return at once."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def max_seq_len(self) -> int:
+        """Most tokens, prompt and answer together, that one request may have."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def load(self) -> Load: ...
+
+    def start(self, on_step: Callable[[StepOutput], None]) -> None:
+        """Start the thread; `on_step` is called on it once per step with news, and must not block."""
+        ...
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. It always ends in one SequenceOutput with a finish_reason, also when refused."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request with FinishReason.ABORT within one step; an unknown or ended id is ignored."""
+        ...
+
+    def stop(self) -> None:
+        """Abort what is left and end the thread."""
+        ...

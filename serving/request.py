@@ -1,0 +1,113 @@
+"""Request and its parts: what one client asks, after validation. Plain data, imports no JAX."""
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from serving.errors import InvalidRequest
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+SEED_BITS = 63
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop. The defaults are OpenAI's."""
+
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one."""
+    seed: int | None = None
+    """Same seed, same prompt, same answer, alone or in any batch. None draws one."""
+    max_tokens: int | None = None
+    """None: as many as the context holds."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0.0, 2.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        if self.top_k < 0:
+            raise InvalidRequest(f"top_k must be 0 (off) or more, got {self.top_k}.", param="top_k")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens must be 1 or more, got {self.max_tokens}.", param="max_tokens")
+        if self.seed is not None and not -(2**SEED_BITS) <= self.seed < 2**SEED_BITS:
+            raise InvalidRequest(f"seed must fit in 64 bits, got {self.seed}.", param="seed")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}.", param="stop")
+        for text in self.stop:
+            if not 0 < len(text) <= MAX_STOP_CHARS:
+                raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_CHARS} characters.", param="stop")
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages as the chat template sees them: JSON objects with at least `role` and `content`."""
+
+    messages: tuple[dict[str, Any], ...]
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    request_id: str
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request, written once, when it ends."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How full one engine is; rides on every step's message."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    free_slots: int = 0
+    total_slots: int = 0
+    free_pages: int = 0
+    total_pages: int = 0
+    page_size: int = 0
+
+
+def _check_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+    inside = math.isfinite(value) and (low < value if low_open else low <= value) and value <= high
+    if not inside:
+        bracket = "more than" if low_open else "at least"
+        raise InvalidRequest(f"{name} must be {bracket} {low:g} and at most {high:g}, got {value:g}.", param=name)
