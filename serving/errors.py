@@ -80,6 +80,6 @@ _BY_CODE: dict[str, type[ServiceError]] = {
 }  # fmt: skip
 
 
-def from_code(code: str, message: str, param: str | None = None) -> ServiceError:
+def from_code(code: str, message: str, param: str | None = None, retry_after_s: int | None = None) -> ServiceError:
     """Rebuild an error that crossed the wire; an unknown code becomes EngineFailed."""
-    return _BY_CODE.get(code, EngineFailed)(message, param=param)
+    return _BY_CODE.get(code, EngineFailed)(message, param=param, retry_after_s=retry_after_s)

@@ -10,6 +10,7 @@ from serving.errors import InvalidRequest
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 SEED_BITS = 63
+MODEL_DEFAULTED = frozenset({"temperature", "top_k", "top_p"})
 
 
 class FinishReason(enum.StrEnum):
@@ -82,6 +83,8 @@ class Request:
     model: str
     prompt: Prompt
     sampling: SamplingParams
+    unset: frozenset[str] = frozenset()
+    """Sampling fields (of MODEL_DEFAULTED) that the client left out: the model's recommendation fills them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#serving/replica/proto/replica.proto\x12\x14podstream.replica.v1\"M\n\x0b\x43lientBatch\x12-\n\x07submits\x18\x01 \x03(\x0b\x32\x1c.podstream.replica.v1.Submit\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\"\xd5\x01\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x1e.podstream.replica.v1.TokenIdsH\x00\x12\x17\n\rmessages_json\x18\x06 \x01(\tH\x00\x12\x30\n\x08sampling\x18\x07 \x01(\x0b\x32\x1e.podstream.replica.v1.SamplingB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xca\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x11\n\x04seed\x18\x05 \x01(\x12H\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x42\x07\n\x05_seedB\r\n\x0b_max_tokens\"\xc8\x01\n\x0bServerBatch\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\x0b\x32\x1e.podstream.replica.v1.Accepted\x12+\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x1b.podstream.replica.v1.Delta\x12\x30\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x1e.podstream.replica.v1.Finished\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.podstream.replica.v1.Load\"1\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"9\n\x05\x44\x65lta\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\x9f\x01\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1b.podstream.replica.v1.Error\"5\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\"\x95\x01\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x12\n\nfree_slots\x18\x03 \x01(\r\x12\x13\n\x0btotal_slots\x18\x04 \x01(\r\x12\x12\n\nfree_pages\x18\x05 \x01(\r\x12\x13\n\x0btotal_pages\x18\x06 \x01(\r\x12\x11\n\tpage_size\x18\x07 \x01(\r\"\x8a\x01\n\x08\x43ounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x02 \x01(\x04\x12 \n\x18num_compiles_after_ready\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x19\n\x11generation_tokens\x18\x05 \x01(\x04\"\x0f\n\rStatusRequest\"\x0e\n\x0c\x44rainRequest\"\xbf\x01\n\x06Status\x12\r\n\x05state\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0bmax_seq_len\x18\x03 \x01(\r\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.podstream.replica.v1.Load\x12\x30\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x1e.podstream.replica.v1.Counters\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x07 \x01(\x04\x32\xfa\x01\n\x07Replica\x12T\n\x08Generate\x12!.podstream.replica.v1.ClientBatch\x1a!.podstream.replica.v1.ServerBatch(\x01\x30\x01\x12N\n\tGetStatus\x12#.podstream.replica.v1.StatusRequest\x1a\x1c.podstream.replica.v1.Status\x12I\n\x05\x44rain\x12\".podstream.replica.v1.DrainRequest\x1a\x1c.podstream.replica.v1.Statusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#serving/replica/proto/replica.proto\x12\x14podstream.replica.v1\"M\n\x0b\x43lientBatch\x12-\n\x07submits\x18\x01 \x03(\x0b\x32\x1c.podstream.replica.v1.Submit\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\"\xd5\x01\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x1e.podstream.replica.v1.TokenIdsH\x00\x12\x17\n\rmessages_json\x18\x06 \x01(\tH\x00\x12\x30\n\x08sampling\x18\x07 \x01(\x0b\x32\x1e.podstream.replica.v1.SamplingB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"\xfd\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x11\n\x04seed\x18\x05 \x01(\x12H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokens\"\xf6\x01\n\x0bServerBatch\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\x0b\x32\x1e.podstream.replica.v1.Accepted\x12+\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x1b.podstream.replica.v1.Delta\x12\x30\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x1e.podstream.replica.v1.Finished\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.podstream.replica.v1.Load\x12,\n\x06status\x18\x05 \x01(\x0b\x32\x1c.podstream.replica.v1.Status\"1\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"9\n\x05\x44\x65lta\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\x9f\x01\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1b.podstream.replica.v1.Error\"L\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\r\"\x95\x01\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x12\n\nfree_slots\x18\x03 \x01(\r\x12\x13\n\x0btotal_slots\x18\x04 \x01(\r\x12\x12\n\nfree_pages\x18\x05 \x01(\r\x12\x13\n\x0btotal_pages\x18\x06 \x01(\r\x12\x11\n\tpage_size\x18\x07 \x01(\r\"\x8a\x01\n\x08\x43ounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x02 \x01(\x04\x12 \n\x18num_compiles_after_ready\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x19\n\x11generation_tokens\x18\x05 \x01(\x04\"\x0f\n\rStatusRequest\"\x0e\n\x0c\x44rainRequest\"\xbf\x01\n\x06Status\x12\r\n\x05state\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0bmax_seq_len\x18\x03 \x01(\r\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.podstream.replica.v1.Load\x12\x30\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x1e.podstream.replica.v1.Counters\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x07 \x01(\x04\x32\xfa\x01\n\x07Replica\x12T\n\x08Generate\x12!.podstream.replica.v1.ClientBatch\x1a!.podstream.replica.v1.ServerBatch(\x01\x30\x01\x12N\n\tGetStatus\x12#.podstream.replica.v1.StatusRequest\x1a\x1c.podstream.replica.v1.Status\x12I\n\x05\x44rain\x12\".podstream.replica.v1.DrainRequest\x1a\x1c.podstream.replica.v1.Statusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,27 +38,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=356
   _globals['_TOKENIDS']._serialized_end=379
   _globals['_SAMPLING']._serialized_start=382
-  _globals['_SAMPLING']._serialized_end=584
-  _globals['_SERVERBATCH']._serialized_start=587
-  _globals['_SERVERBATCH']._serialized_end=787
-  _globals['_ACCEPTED']._serialized_start=789
-  _globals['_ACCEPTED']._serialized_end=838
-  _globals['_DELTA']._serialized_start=840
-  _globals['_DELTA']._serialized_end=897
-  _globals['_FINISHED']._serialized_start=900
-  _globals['_FINISHED']._serialized_end=1059
-  _globals['_ERROR']._serialized_start=1061
-  _globals['_ERROR']._serialized_end=1114
-  _globals['_LOAD']._serialized_start=1117
-  _globals['_LOAD']._serialized_end=1266
-  _globals['_COUNTERS']._serialized_start=1269
-  _globals['_COUNTERS']._serialized_end=1407
-  _globals['_STATUSREQUEST']._serialized_start=1409
-  _globals['_STATUSREQUEST']._serialized_end=1424
-  _globals['_DRAINREQUEST']._serialized_start=1426
-  _globals['_DRAINREQUEST']._serialized_end=1440
-  _globals['_STATUS']._serialized_start=1443
-  _globals['_STATUS']._serialized_end=1634
-  _globals['_REPLICA']._serialized_start=1637
-  _globals['_REPLICA']._serialized_end=1887
+  _globals['_SAMPLING']._serialized_end=635
+  _globals['_SERVERBATCH']._serialized_start=638
+  _globals['_SERVERBATCH']._serialized_end=884
+  _globals['_ACCEPTED']._serialized_start=886
+  _globals['_ACCEPTED']._serialized_end=935
+  _globals['_DELTA']._serialized_start=937
+  _globals['_DELTA']._serialized_end=994
+  _globals['_FINISHED']._serialized_start=997
+  _globals['_FINISHED']._serialized_end=1156
+  _globals['_ERROR']._serialized_start=1158
+  _globals['_ERROR']._serialized_end=1234
+  _globals['_LOAD']._serialized_start=1237
+  _globals['_LOAD']._serialized_end=1386
+  _globals['_COUNTERS']._serialized_start=1389
+  _globals['_COUNTERS']._serialized_end=1527
+  _globals['_STATUSREQUEST']._serialized_start=1529
+  _globals['_STATUSREQUEST']._serialized_end=1544
+  _globals['_DRAINREQUEST']._serialized_start=1546
+  _globals['_DRAINREQUEST']._serialized_end=1560
+  _globals['_STATUS']._serialized_start=1563
+  _globals['_STATUS']._serialized_end=1754
+  _globals['_REPLICA']._serialized_start=1757
+  _globals['_REPLICA']._serialized_end=2007
 # @@protoc_insertion_point(module_scope)

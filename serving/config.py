@@ -1,0 +1,149 @@
+"""ServeConfig: every figure that an operator may choose, one frozen tree, checked across fields before anything starts.
+
+`podstream serve` holds the whole tree; the gateway and the replica each get their part as command-line flags
+(`podstream/flags.py`). None means "work it out from the model and the memory", and is resolved into a new value.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from serving.errors import ConfigError
+
+MIB = 1 << 20
+MAX_BODY_BYTES = 32 * MIB  # a body travels to the replica in one gRPC message of at most twice this
+UNIX_PREFIX = "unix:"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One model on one slice: what `build_engine` needs."""
+
+    checkpoint: str
+    """Path or URL of a podstream (Orbax) checkpoint."""
+    name: str | None = None
+    """Name under which clients ask for the model; None takes the checkpoint's own."""
+    mesh: str = "data=1,tensor=1"
+    dtype: str | None = None
+    """Type of weights and cache on the device; None keeps the checkpoint's."""
+    num_slots: int = 64
+    """Requests that decode at once."""
+    page_size: int = 16
+    """Tokens in a KV page."""
+    num_pages: int | None = None
+    max_seq_len: int | None = None
+    """Most tokens of one request, prompt and answer together; None takes the model's."""
+    chunk_tokens: int = 256
+    """Most prompt tokens that one step computes beside everyone's decode."""
+    decode_steps: int = 1
+    """Decode steps per device call when nobody waits."""
+    max_waiting: int = 1024
+    """Requests that may wait for a slot; one more is refused at once."""
+    overlap: bool = True
+    """Dispatch the next step before the last one is read."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "num_slots", "page_size", "num_pages", "max_seq_len", "chunk_tokens", "decode_steps",
+                        "max_waiting")  # fmt: skip
+        parse_mesh(self.mesh)
+        if self.num_pages and self.max_seq_len and self.num_pages * self.page_size < self.max_seq_len:
+            raise ConfigError(
+                f"{self.num_pages} pages of {self.page_size} tokens hold {self.num_pages * self.page_size:,} tokens, "
+                f"one request may need {self.max_seq_len:,}; raise --pages or lower --max-seq-len."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """The gRPC service around one engine."""
+
+    address: str = "127.0.0.1:9000"
+    """`host:port`, or `unix:/path`."""
+    drain_s: float = 30.0
+    """How long running answers may go on after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        _check_address(self.address)
+        _check_seconds(self, "drain_s")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """The HTTP front."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    replica: str = "127.0.0.1:9000"
+    """Address of the replica."""
+    max_body_bytes: int = 8 * MIB
+    max_queued: int = 1024
+    """Requests in flight, waiting ones included; one more gets 429 at once."""
+    drain_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"--port must be from 0 (any free one) to 65535, got {self.port}.")
+        _check_address(self.replica)
+        _check_positive(self, "max_body_bytes", "max_queued")
+        _check_seconds(self, "drain_s")
+        if self.max_body_bytes > MAX_BODY_BYTES:
+            raise ConfigError(f"--max-body-bytes may be at most {MAX_BODY_BYTES:,}, got {self.max_body_bytes:,}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Everything that `podstream serve` starts."""
+
+    engine: EngineConfig
+    replica: ReplicaConfig
+    gateway: GatewayConfig
+
+    def __post_init__(self) -> None:
+        if self.gateway.replica != self.replica.address:
+            raise ConfigError(
+                f"the gateway would look for a replica at {self.gateway.replica}, "
+                f"but the replica listens at {self.replica.address}."
+            )
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """`data=1,tensor=4` -> {"data": 1, "tensor": 4}. Which axes exist is `sharding`'s business."""
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (piece.strip() for piece in part.partition("="))
+        if not name.isidentifier() or not (size.isascii() and size.isdigit()) or int(size) < 1:
+            raise ConfigError(f"--mesh reads like data=1,tensor=4, got {text!r}.")
+        if name in axes:
+            raise ConfigError(f"--mesh names the axis {name!r} twice: {text!r}.")
+        axes[name] = int(size)
+    return axes
+
+
+def num_mesh_devices(text: str) -> int:
+    return math.prod(parse_mesh(text).values())
+
+
+def _check_positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be 1 or more, got {value}.")
+
+
+def _check_seconds(config: Any, name: str) -> None:
+    value = getattr(config, name)
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{name} must be 0 or more seconds, got {value}.")
+
+
+def _check_address(address: str) -> None:
+    if address.startswith(UNIX_PREFIX):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise ConfigError(f"a replica's address reads like 127.0.0.1:9000 or unix:/path, got {address!r}.")
+
+
+def changed_fields(config: Any) -> dict[str, Any]:
+    """The fields of one section that differ from their default, in order: what must be passed on as flags."""
+    return {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}

@@ -1,0 +1,155 @@
+"""Protocol buffers <-> plain data: the only place where both are seen. Imports no JAX."""
+
+import dataclasses
+from typing import Any
+
+import orjson
+
+from serving.engine.api import StepStats
+from serving.errors import EngineFailed, InvalidRequest, ServiceError, from_code
+from serving.replica.events import Finished
+from serving.replica.proto import replica_pb2 as pb
+from serving.replica.status import ReplicaState, ReplicaStatus
+from serving.request import (
+    MODEL_DEFAULTED,
+    ChatPrompt,
+    FinishReason,
+    Load,
+    Prompt,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    Usage,
+)
+
+
+def submit_to_pb(handle: int, request: Request) -> pb.Submit:
+    submit = pb.Submit(
+        handle=handle,
+        request_id=request.request_id,
+        model=request.model,
+        sampling=_sampling_to_pb(request.sampling, request.unset),
+    )
+    _prompt_to_pb(request.prompt, submit)
+    return submit
+
+
+def request_from_pb(submit: pb.Submit) -> Request:
+    """Raises InvalidRequest when a value is out of range."""
+    return Request(
+        request_id=submit.request_id,
+        model=submit.model,
+        prompt=_prompt_from_pb(submit),
+        sampling=_sampling_from_pb(submit.sampling),
+        unset=frozenset(name for name in MODEL_DEFAULTED if not submit.sampling.HasField(name)),
+    )
+
+
+def load_to_pb(load: Load) -> pb.Load:
+    return pb.Load(**_shallow_dict(load))
+
+
+def load_from_pb(load: pb.Load) -> Load:
+    return Load(**{f.name: getattr(load, f.name) for f in dataclasses.fields(Load)})
+
+
+def status_to_pb(status: ReplicaStatus) -> pb.Status:
+    return pb.Status(
+        state=status.state.value,
+        model=status.model,
+        max_seq_len=status.max_seq_len,
+        load=load_to_pb(status.load),
+        counters=pb.Counters(**_shallow_dict(status.stats)),
+        detail=status.detail,
+        created_unix_s=status.created_unix_s,
+    )
+
+
+def status_from_pb(status: pb.Status) -> ReplicaStatus:
+    return ReplicaStatus(
+        state=ReplicaState(status.state),
+        model=status.model,
+        max_seq_len=status.max_seq_len,
+        created_unix_s=status.created_unix_s,
+        detail=status.detail,
+        load=load_from_pb(status.load),
+        stats=StepStats(**{f.name: getattr(status.counters, f.name) for f in dataclasses.fields(StepStats)}),
+    )
+
+
+def finished_to_pb(handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None) -> pb.Finished:
+    finished = pb.Finished(handle=handle, reason=reason.value, **_shallow_dict(usage))
+    if reason is FinishReason.ERROR:
+        finished.error.CopyFrom(_error_to_pb(error or EngineFailed("the engine gave no reason.")))
+    return finished
+
+
+def end_from_pb(finished: pb.Finished) -> Finished | ServiceError:
+    """A regular end, or the error that took its place."""
+    if finished.reason == FinishReason.ERROR:
+        return _error_from_pb(finished.error)
+    usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
+    return Finished(FinishReason(finished.reason), usage)
+
+
+def _prompt_to_pb(prompt: Prompt, submit: pb.Submit) -> None:
+    match prompt:
+        case TextPrompt(text):
+            submit.text = text
+        case TokenPrompt(token_ids):
+            submit.token_ids.ids.extend(token_ids)
+            submit.token_ids.SetInParent()  # an empty list is a prompt too, for the replica to refuse
+        case ChatPrompt(messages):
+            submit.messages_json = orjson.dumps(messages).decode()
+
+
+def _prompt_from_pb(submit: pb.Submit) -> Prompt:
+    match submit.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(submit.text)
+        case "token_ids":
+            return TokenPrompt(tuple(submit.token_ids.ids))
+        case "messages_json":
+            return ChatPrompt(_messages_from_json(submit.messages_json))
+        case _:
+            raise InvalidRequest("the request has no prompt.", param="prompt")
+
+
+def _messages_from_json(text: str) -> tuple[dict[str, Any], ...]:
+    try:
+        return tuple(orjson.loads(text))
+    except (orjson.JSONDecodeError, TypeError) as error:
+        raise InvalidRequest(f"the messages are not a JSON list: {error}.", param="messages") from error
+
+
+def _sampling_to_pb(sampling: SamplingParams, unset: frozenset[str]) -> pb.Sampling:
+    values = {name: value for name, value in _shallow_dict(sampling).items() if name not in unset}
+    return pb.Sampling(**values)
+
+
+def _sampling_from_pb(sampling: pb.Sampling) -> SamplingParams:
+    values: dict[str, Any] = {name: getattr(sampling, name) for name in MODEL_DEFAULTED if sampling.HasField(name)}
+    return SamplingParams(
+        **values,
+        min_p=sampling.min_p,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+        stop=tuple(sampling.stop),
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def _error_to_pb(error: ServiceError) -> pb.Error:
+    return pb.Error(
+        code=error.code, message=str(error), param=error.param or "", retry_after_s=error.retry_after_s or 0
+    )
+
+
+def _error_from_pb(error: pb.Error) -> ServiceError:
+    return from_code(error.code, error.message, error.param or None, error.retry_after_s or None)
+
+
+def _shallow_dict(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}

@@ -1,0 +1,32 @@
+"""ReplicaStatus: what a replica says about itself. Plain data, imports no JAX."""
+
+import enum
+from dataclasses import dataclass, field
+
+from serving.engine.api import StepStats
+from serving.request import Load
+
+
+class ReplicaState(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    state: ReplicaState = ReplicaState.STARTING
+    model: str = ""
+    """Name under which the model is served; empty until it is loaded."""
+    max_seq_len: int = 0
+    created_unix_s: int = 0
+    """When the model was loaded."""
+    detail: str = ""
+    """What it is doing while starting, or why it failed."""
+    load: Load = field(default_factory=Load)
+    stats: StepStats = field(default_factory=StepStats)
+
+    @property
+    def ready(self) -> bool:
+        return self.state is ReplicaState.READY
