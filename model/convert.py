@@ -1,0 +1,184 @@
+"""Turns a ForeignModel's tensors into podstream's parameter tree: one table says what goes where.
+
+    {"embed": {"embedding": VD},
+     "layers": {"attention_norm": {"scale": LD},
+                "attention": {"query": LDNH, "key": LDKH, "value": LDKH, "out": LNHD},
+                "mlp_norm": {"scale": LD},
+                "mlp": {"gate": LDF, "up": LDF, "down": LFD}},
+     "final_norm": {"scale": D},
+     "head": {"kernel": DV}}                 # absent when the embeddings are tied
+
+Hugging Face stores matrices `[out, in]` with heads flattened; here they are `[in, out]` with heads apart and the
+layers stacked in front, so that one scan runs over them.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from model.config import ModelConfig
+from model.errors import CheckpointError, UnsupportedModel
+from model.foreign import Array, ForeignModel, LazyTensor
+
+Tree = dict[str, Any]
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+MAX_PROBLEMS = 3
+HEAD = "lm_head.weight"
+_HARMLESS = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One row of the table. Letters are the dimensions of `model.axes`; `NH` together is a flattened pair."""
+
+    source: str
+    theirs: tuple[str, ...]
+    path: tuple[str, ...]
+    ours: str
+
+    @property
+    def stacked(self) -> bool:
+        return self.ours.startswith("L")
+
+    @property
+    def transposed(self) -> bool:
+        return "".join(self.theirs) != self.ours.removeprefix("L")
+
+
+_IN_LAYER = "model.layers.{layer}."
+KEYS = (
+    Key("model.embed_tokens.weight", ("V", "D"), ("embed", "embedding"), "VD"),
+    Key(HEAD, ("V", "D"), ("head", "kernel"), "DV"),
+    Key(_IN_LAYER + "mlp.gate_proj.weight", ("F", "D"), ("layers", "mlp", "gate"), "LDF"),
+    Key(_IN_LAYER + "mlp.up_proj.weight", ("F", "D"), ("layers", "mlp", "up"), "LDF"),
+    Key(_IN_LAYER + "mlp.down_proj.weight", ("D", "F"), ("layers", "mlp", "down"), "LFD"),
+    Key(_IN_LAYER + "self_attn.q_proj.weight", ("NH", "D"), ("layers", "attention", "query"), "LDNH"),
+    Key(_IN_LAYER + "self_attn.k_proj.weight", ("KH", "D"), ("layers", "attention", "key"), "LDKH"),
+    Key(_IN_LAYER + "self_attn.v_proj.weight", ("KH", "D"), ("layers", "attention", "value"), "LDKH"),
+    Key(_IN_LAYER + "self_attn.o_proj.weight", ("D", "NH"), ("layers", "attention", "out"), "LNHD"),
+    Key(_IN_LAYER + "input_layernorm.weight", ("D",), ("layers", "attention_norm", "scale"), "LD"),
+    Key(_IN_LAYER + "post_attention_layernorm.weight", ("D",), ("layers", "mlp_norm", "scale"), "LD"),
+    Key("model.norm.weight", ("D",), ("final_norm", "scale"), "D"),
+)
+
+
+def expected_shapes(config: ModelConfig) -> Tree:
+    """The parameter tree of `config` with a shape tuple in place of each array."""
+    tree: Tree = {}
+    for key in _keys(config):
+        _put(tree, key.path, _shape(config, key.ours))
+    return tree
+
+
+def check_tensors(model: ForeignModel) -> None:
+    """Compare every name and shape with the config, reading no numbers.
+
+    Raises one CheckpointError that names the first few tensors that are missing, misshapen or unexpected.
+    """
+    expected = dict(_expected_tensors(model.config))
+    problems = [*_misfits(expected, model.tensors), *_strangers(expected, model)]
+    if problems:
+        more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+        raise CheckpointError(f"{model.where} does not fit its own config: {'; '.join(problems[:MAX_PROBLEMS])}{more}.")
+
+
+def convert(model: ForeignModel, dtype: str | None = None, on_progress: Progress | None = None) -> Tree:
+    """The parameter tree as NumPy arrays of `dtype` (`float32` or `bfloat16`; None takes the model's own).
+
+    Tensors are read one at a time into arrays that are allocated once, so the peak is the result and one tensor.
+    Raises CheckpointError for tensors that do not fit the config or hold NaN or Inf, UnsupportedModel for a dtype.
+    """
+    target = _target(dtype or model.dtype)
+    check_tensors(model)
+    total = sum(prod(_shape(model.config, key.ours)) for key in _keys(model.config)) * target.itemsize
+    tree: Tree = {}
+    done = 0
+    for key in _keys(model.config):
+        leaf = np.empty(_shape(model.config, key.ours), target)
+        _put(tree, key.path, leaf)
+        for part in _fill(model, key, leaf):
+            done += part
+            if on_progress is not None:
+                on_progress(done, total)
+    return tree
+
+
+def _keys(config: ModelConfig) -> Iterator[Key]:
+    return (key for key in KEYS if not (key.source == HEAD and config.tie_embeddings))
+
+
+def _shape(config: ModelConfig, letters: str) -> tuple[int, ...]:
+    sizes = {
+        "L": config.num_layers, "V": config.vocab_size, "D": config.embed_dim, "F": config.mlp_dim,
+        "N": config.num_heads, "K": config.num_kv_heads, "H": config.head_dim,
+    }  # fmt: skip
+    return tuple(sizes[letter] for letter in letters)
+
+
+def _put(tree: Tree, path: tuple[str, ...], value: Any) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = value
+
+
+def _sources(config: ModelConfig, key: Key) -> list[str]:
+    """The tensors that make one leaf, one per layer where layers are stacked."""
+    return [key.source.format(layer=layer) for layer in range(config.num_layers)] if key.stacked else [key.source]
+
+
+def _expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for key in _keys(config):
+        shape = tuple(prod(_shape(config, letters)) for letters in key.theirs)
+        for name in _sources(config, key):
+            yield name, shape
+
+
+def _misfits(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, LazyTensor]) -> Iterator[str]:
+    for name, shape in expected.items():
+        if name not in found:
+            yield f"tensor {name} is missing"
+        elif found[name].shape != shape:
+            yield f"tensor {name} has shape {list(found[name].shape)}, expected {list(shape)}"
+
+
+def _strangers(expected: Mapping[str, tuple[int, ...]], model: ForeignModel) -> Iterator[str]:
+    """A tensor that is ignored in silence gives wrong answers, unless it is known to carry nothing of its own."""
+    for name in model.tensors:
+        tied_head = name == HEAD and model.config.tie_embeddings
+        if name not in expected and not tied_head and not _HARMLESS.fullmatch(name):
+            yield f"tensor {name} is unexpected"
+
+
+def _target(dtype: str) -> np.dtype[Any]:
+    if dtype not in DTYPES:
+        raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+def _fill(model: ForeignModel, key: Key, leaf: Array) -> Iterator[int]:
+    """Write each source tensor into its place in `leaf`; yields the bytes written."""
+    places = leaf if key.stacked else leaf[np.newaxis]
+    for name, place in zip(_sources(model.config, key), places, strict=True):
+        numbers = _finite(model, name)
+        place[...] = (numbers.T if key.transposed else numbers).reshape(place.shape)
+        yield place.nbytes
+
+
+def _finite(model: ForeignModel, name: str) -> Array:
+    numbers = model.tensors[name].read()
+    if bad := numbers.size - int(np.count_nonzero(np.isfinite(numbers))):
+        raise CheckpointError(
+            f"{model.where}: tensor {name} holds {bad:,} numbers of {numbers.size:,} that are NaN or Inf."
+        )
+    return numbers

@@ -1,0 +1,49 @@
+"""ForeignModel: what every reader of foreign checkpoints hands to `model.convert`. Plain data, imports no JAX.
+
+All readers speak Hugging Face's language: tensors carry its names (`model.layers.0.self_attn.q_proj.weight`) and its
+shapes (`[out, in]`), whatever the file called them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+import tokenizers
+
+from model.card import GenerationDefaults, TextAssets
+from model.config import ModelConfig
+from model.errors import CheckpointError
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A tensor that is read only when asked, so that a model larger than memory can be checked by name and shape."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Array]
+    """Numbers as float32, bfloat16 or float16, in `shape`. Raises CheckpointError when the file is cut or corrupt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignModel:
+    """A model as it lies in a file or folder that podstream did not write."""
+
+    where: str
+    """The file or folder, for messages."""
+    config: ModelConfig
+    text: TextAssets
+    generation: GenerationDefaults
+    tensors: Mapping[str, LazyTensor]
+    dtype: str
+    """`float32` or `bfloat16`: what the numbers can be stored as without loss, whatever the file's own types."""
+
+
+def check_tokenizer(where: str, tokenizer_json: str) -> None:
+    """Raises CheckpointError when the `tokenizers` library cannot load this `tokenizer.json`."""
+    try:
+        tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointError(f"{where}: the tokenizer cannot be loaded: {error}.") from error

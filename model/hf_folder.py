@@ -1,0 +1,167 @@
+"""Reads a Llama model from a Hugging Face folder: config, tokenizer and lazily read safetensors."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - teaches NumPy, and so safetensors, the type bfloat16
+import tokenizers
+from safetensors import SafetensorError, safe_open
+
+from model.card import GenerationDefaults, TextAssets
+from model.config import ModelConfig
+from model.errors import CheckpointError, UnsupportedModel
+from model.foreign import Array, ForeignModel, LazyTensor, check_tokenizer
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = ("F32", "F16", "BF16")
+
+Json = Mapping[str, Any]
+
+
+def read_hf_folder(folder: Path) -> ForeignModel:
+    """Open `folder` and check what can be checked without reading tensors.
+
+    Raises CheckpointError for a missing, cut or corrupt file, UnsupportedModel for another architecture or tensor type.
+    """
+    config_json = _json(folder / "config.json")
+    generation_json = _json(folder / "generation_config.json", required=False)
+    tensors, dtypes = _tensors(folder)
+    return ForeignModel(
+        where=str(folder),
+        config=ModelConfig.from_hf(config_json),
+        text=_text_assets(folder),
+        generation=_generation(config_json, generation_json),
+        tensors=tensors,
+        dtype="bfloat16" if dtypes == {"BF16"} else "float32",
+    )
+
+
+def _json(path: Path, *, required: bool = True) -> Json:
+    if not path.is_file():
+        if required:
+            raise CheckpointError(f"{path.parent} is not a Hugging Face model folder: it lacks {path.name}.")
+        return {}
+    try:
+        value = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a {type(value).__name__}, expected a JSON object.")
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}.") from error
+
+
+def _tensors(folder: Path) -> tuple[dict[str, LazyTensor], set[str]]:
+    """All tensors by name, and the types that they are stored in."""
+    tensors: dict[str, LazyTensor] = {}
+    dtypes: set[str] = set()
+    for path in _shards(folder):
+        for name, shape, dtype in _table(path):
+            if dtype not in DTYPES:
+                raise UnsupportedModel(
+                    f"{path}: tensor {name} has type {dtype}, which is not supported; supported: {', '.join(DTYPES)}."
+                )
+            tensors[name] = _lazy(path, name, shape)
+            dtypes.add(dtype)
+    return tensors, dtypes
+
+
+def _shards(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        raise CheckpointError(f"{folder} holds neither {WEIGHTS} nor {INDEX}; other weight formats are not read.")
+    names = sorted(set(_json(folder / INDEX).get("weight_map", {}).values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing or not names:
+        raise CheckpointError(
+            f"{folder}: {len(missing)} of the {len(names)} weight files in {INDEX} are missing: {', '.join(missing[:3])}."
+        )
+    return [folder / name for name in names]
+
+
+def _table(path: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 - this object is no mapping
+                entry = file.get_slice(name)
+                yield name, tuple(entry.get_shape()), entry.get_dtype()
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} ({path.stat().st_size:,} bytes) is cut or corrupt: {error}.") from error
+
+
+def _lazy(path: Path, name: str, shape: tuple[int, ...]) -> LazyTensor:
+    return LazyTensor(shape, lambda: _read(path, name))
+
+
+def _read(path: Path, name: str) -> Array:
+    """The file is opened anew for each tensor: pages of an open mapped file would count as this process's memory."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            array: Array = file.get_tensor(name)
+            return array
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: tensor {name} cannot be read: {error}.") from error
+
+
+def _text_assets(folder: Path) -> TextAssets:
+    if not (folder / "tokenizer.json").is_file():
+        raise CheckpointError(f"{folder} lacks tokenizer.json; other tokenizer files are not read.")
+    text, config = _text(folder / "tokenizer.json"), _json(folder / "tokenizer_config.json", required=False)
+    check_tokenizer(str(folder / "tokenizer.json"), text)
+    bos = _token(config.get("bos_token"))
+    return TextAssets(
+        tokenizer_json=text,
+        chat_template=_chat_template(folder, config),
+        bos_token=bos,
+        eos_token=_token(config.get("eos_token")),
+        add_bos=_adds_bos(text, bos),
+    )
+
+
+def _token(value: Any) -> str | None:
+    """A token is written as a string, or as an object with its `content`."""
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _adds_bos(tokenizer_json: str, bos: str | None) -> bool:
+    """Asked of the tokenizer itself: the flag in tokenizer_config.json is not what decides."""
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    return bos is not None and tokenizer.encode("a", add_special_tokens=True).tokens[:1] == [bos]
+
+
+def _chat_template(folder: Path, config: Json) -> str | None:
+    if (folder / "chat_template.jinja").is_file():
+        return _text(folder / "chat_template.jinja")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template
+
+
+def _generation(config: Json, generation: Json) -> GenerationDefaults:
+    """Sampling numbers count only where the authors turn sampling on."""
+    sampling = generation if generation.get("do_sample") else {}
+    return GenerationDefaults(
+        eos_token_ids=tuple(dict.fromkeys([*_ids(config), *_ids(generation)])),
+        temperature=sampling.get("temperature"),
+        top_k=sampling.get("top_k"),
+        top_p=sampling.get("top_p"),
+    )
+
+
+def _ids(config: Json) -> list[int]:
+    value = config.get("eos_token_id")
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]

