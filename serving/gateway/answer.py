@@ -1,0 +1,107 @@
+"""AnswerResponse: an answer on its way to an HTTP client, streamed or whole, both made of the same events.
+
+The status line waits until the replica accepts, so that a refusal has its proper status. A client that goes away ends
+the call wherever it stands, also before the first token.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from serving.errors import EngineFailed, ServiceError
+from serving.gateway import sse
+from serving.gateway.call import Call
+from serving.gateway.errors import error_response
+from serving.gateway.formats import AnswerFormat
+from serving.replica.events import Delta, Finished
+
+logger = logging.getLogger(__name__)
+
+
+class AnswerResponse(Response):
+    """Owns its call, and closes it whatever happens."""
+
+    def __init__(self, call: Call, answer: AnswerFormat, *, stream: bool) -> None:
+        super().__init__()
+        self._call = call
+        self._format = answer
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await run_while_connected(receive, self._answer(scope, receive, send))
+        finally:
+            self._call.close()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._call.open()
+            response = None if self._stream else await self._whole()
+        except ServiceError as error:
+            response = error_response(error)
+        if response is not None:
+            await response(scope, receive, send)
+        else:
+            await self._send_stream(send)
+
+    async def _whole(self) -> Response:
+        parts: list[str] = []
+        while isinstance(event := await self._call.next(), Delta):
+            parts.append(event.text)
+        body = self._format.whole("".join(parts), event.reason, event.usage)
+        return Response(body, media_type="application/json")
+
+    async def _send_stream(self, send: Send) -> None:
+        await send(_stream_start())
+        try:
+            last = await self._send_events(send)
+        except ServiceError as error:
+            last = sse.error_event(error)
+        except Exception:
+            logger.exception("a stream failed")
+            last = sse.error_event(EngineFailed("the gateway failed on this stream; its log says why."))
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send_events(self, send: Send) -> bytes:
+        """Returns what closes the stream, so that it leaves together with its end."""
+        if opening := self._format.opening():
+            await _send_part(send, opening)
+        while isinstance(event := await self._call.next(), Delta):
+            if event.text:
+                await _send_part(send, self._format.text(event.text))
+        return self._closing(event)
+
+    def _closing(self, finished: Finished) -> bytes:
+        return self._format.closing(finished.reason) + self._format.usage(finished.usage) + sse.DONE
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, or cancel it when the client goes away."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_part(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _stream_start() -> dict[str, Any]:
+    headers = [(b"content-type", sse.MEDIA_TYPE.encode()), *((k.encode(), v.encode()) for k, v in sse.HEADERS.items())]
+    return {"type": "http.response.start", "status": 200, "headers": headers}

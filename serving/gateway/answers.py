@@ -1,0 +1,38 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+import time
+import uuid
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serving.gateway.answer import AnswerResponse
+from serving.gateway.body import read_json_object
+from serving.gateway.call import Call, Services
+from serving.gateway.formats import AnswerHead, ChatFormat, CompletionFormat
+from serving.gateway.request_id import request_id_of
+from serving.gateway.schema import ChatBody, CompletionBody, parse_chat, parse_completion
+
+
+def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
+    """The two endpoints that make tokens."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = parse_chat(await read_json_object(request, max_body_bytes))
+        answer = ChatFormat(_head("chatcmpl", body))
+        return AnswerResponse(Call(services, body.to_request(request_id_of(request))), answer, stream=bool(body.stream))
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = parse_completion(await read_json_object(request, max_body_bytes))
+        answer = CompletionFormat(_head("cmpl", body))
+        return AnswerResponse(Call(services, body.to_request(request_id_of(request))), answer, stream=bool(body.stream))
+
+    return router
+
+
+def _head(prefix: str, body: ChatBody | CompletionBody) -> AnswerHead:
+    return AnswerHead(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), body.model, body.include_usage)

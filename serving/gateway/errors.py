@@ -1,0 +1,63 @@
+"""Errors as OpenAI clients expect them: {"error": {message, type, param, code}} with the right status."""
+
+import logging
+from collections.abc import Mapping
+
+import orjson
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serving.errors import EngineFailed, InvalidRequest, RequestError, ServiceError
+
+logger = logging.getLogger(__name__)
+
+
+class BodyTooLarge(InvalidRequest):
+    http_status, code = 413, "request_too_large"
+
+
+class NoSuchPath(RequestError):
+    http_status, code = 404, "not_found"
+
+
+class WrongMethod(RequestError):
+    http_status, code = 405, "method_not_allowed"
+
+
+def error_json(error: ServiceError) -> bytes:
+    fields = {"message": str(error), "type": error.openai_type, "param": error.param, "code": error.code}
+    return orjson.dumps({"error": fields})
+
+
+def error_response(error: ServiceError, headers: Mapping[str, str] | None = None) -> Response:
+    all_headers = dict(headers or {})
+    if error.retry_after_s is not None:
+        all_headers["retry-after"] = str(error.retry_after_s)
+    return Response(error_json(error), error.http_status, all_headers, media_type="application/json")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ServiceError, _on_service_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the router raises: no such path, or the path with another method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == WrongMethod.http_status:
+        message = f"{request.url.path} does not take {request.method}."
+        return error_response(WrongMethod(message), error.headers)
+    return error_response(NoSuchPath(f"there is nothing at {request.method} {request.url.path}."))
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    """The server logs the traceback after this answer."""
+    return error_response(EngineFailed("the gateway failed on this request; its log says why."))

@@ -1,0 +1,56 @@
+"""What probes ask: is the gateway alive, can a token be made, and the figures."""
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import JSONResponse, Response
+
+from serving.errors import ReplicaUnavailable
+from serving.gateway.call import Services
+from serving.metrics import Metrics
+from serving.replica.client import ReplicaClient
+
+SCRAPE_TIMEOUT_S = 1.0
+
+
+def health_router(services: Services) -> APIRouter:
+    """Alive is not ready: a gateway without a replica must not be restarted, nor sent traffic."""
+    router = APIRouter()
+
+    @router.get("/health")
+    @router.get("/live")
+    @router.get("/v2/health/live", include_in_schema=False)
+    async def live() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/ready")
+    @router.get("/readyz", include_in_schema=False)
+    @router.get("/v2/health/ready", include_in_schema=False)
+    async def ready() -> Response:
+        state, detail = describe_readiness(services)
+        return JSONResponse({"status": state, "detail": detail}, 200 if state == "ready" else 503)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        await refresh(services.metrics, services.replica)
+        return Response(generate_latest(services.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return router
+
+
+def describe_readiness(services: Services) -> tuple[str, str]:
+    """A state, and for people what is missing."""
+    replica = services.replica
+    if services.admission.draining:
+        return "draining", "the gateway is shutting down"
+    if not replica.connected:
+        return "unavailable", "no replica is connected"
+    return replica.status.state.value, replica.status.detail
+
+
+async def refresh(metrics: Metrics, replica: ReplicaClient) -> None:
+    """Ask the replica for its figures; without an answer the last ones stand, and `replica_up` tells."""
+    try:
+        status = await replica.fetch_status(SCRAPE_TIMEOUT_S)
+    except ReplicaUnavailable:
+        status = replica.status
+    metrics.replica.update(up=replica.ready, model=status.model, load=status.load, stats=status.stats)

@@ -1,0 +1,82 @@
+"""The gateway process: HTTP in front of one replica; SIGTERM drains.
+
+On SIGTERM, SIGINT or the parent's end: `/ready` says 503 and new requests get 503 at once (the port stays open, so that
+probes and balancers see it), streams finish within `drain_s`, what is left then ends with an error event, exit 0.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from serving.config import GatewayConfig
+from serving.gateway.admission import Admission
+from serving.gateway.app import create_app
+from serving.gateway.listener import BACKLOG, base_url
+from serving.metrics import Metrics
+from serving.process import StopRequest, configure_logging
+from serving.replica.client import ReplicaClient
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75  # longer than the idle time of usual balancers, else they reuse a connection that is being closed
+LAST_EVENTS_S = 1.0  # time for the error events of cut streams to be written
+
+
+def run(config: GatewayConfig, listener: socket.socket, *, follow_parent: bool = False) -> None:
+    """Serve on `listener` until told to stop."""
+    configure_logging(quiet=follow_parent)
+    uvloop.run(_serve(config, listener, follow_parent))
+
+
+async def _serve(config: GatewayConfig, listener: socket.socket, follow_parent: bool) -> None:
+    stop = StopRequest()
+    stop.listen()
+    if follow_parent:
+        stop.follow_parent(config.drain_s)
+    replica = ReplicaClient(config.replica)
+    replica.start()
+    admission = Admission(config.max_queued)
+    server = _Server(_uvicorn_config(config, replica, admission))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    logger.info("listening on %s", base_url(listener))
+    await stop.wait()
+    await _drain(admission, replica, config.drain_s)
+    server.should_exit = True
+    await serving
+
+
+async def _drain(admission: Admission, replica: ReplicaClient, drain_s: float) -> None:
+    admission.drain()
+    if not await admission.emptied(drain_s):
+        logger.warning("%d streams did not finish within %g s and are cut", admission.num_in_flight, drain_s)
+    await replica.close()
+    await admission.emptied(LAST_EVENTS_S)
+
+
+def _uvicorn_config(config: GatewayConfig, replica: ReplicaClient, admission: Admission) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(config, replica, Metrics(CollectorRegistry()), admission),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+        server_header=False,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: draining comes first, and is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

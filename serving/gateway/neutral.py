@@ -1,0 +1,85 @@
+"""Fields that clients send but that are not served yet: harmless at the value that changes nothing, refused otherwise.
+
+Silence would be a lie (a client that asks for logprobs must not get an answer without), and refusing the default would
+break clients that always send it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from serving.errors import InvalidRequest
+
+Neutral = Mapping[str, tuple[Any, ...]]
+
+IGNORED = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "parallel_tool_calls",
+    }
+)  # fmt: skip
+"""Labels and hints that change no token of the answer."""
+
+COMMON: Neutral = {
+    "n": (1,),
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+}
+CHAT: Neutral = {
+    **COMMON,
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+}
+COMPLETION: Neutral = {**COMMON, "logprobs": (), "suffix": ("",), "add_special_tokens": (True,)}
+MESSAGE: Neutral = {
+    "refusal": (),
+    "audio": (),
+    "annotations": ([],),
+    "tool_calls": ([],),
+    "tool_call_id": (),
+    "function_call": (),
+    "reasoning_content": ("",),
+}
+
+
+def drop_neutral(fields: Mapping[str, Any], neutral: Neutral) -> dict[str, Any]:
+    """The fields that are served. Raises InvalidRequest for one that asks for something this version cannot do."""
+    for name in fields.keys() & neutral.keys():
+        if fields[name] is not None and fields[name] not in neutral[name]:
+            raise InvalidRequest(f"{name} is not supported yet; leave it out{_or_values(neutral[name])}.", param=name)
+    return {name: value for name, value in fields.items() if name not in neutral and name not in IGNORED}
+
+
+def _or_values(values: tuple[Any, ...]) -> str:
+    return f" or set it to {' or '.join(map(repr, values))}" if values else ""

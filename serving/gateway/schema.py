@@ -1,0 +1,197 @@
+"""OpenAI's request bodies as this gateway serves them, and their way to a Request.
+
+Strict: a wrong type, an unknown field or a field that cannot be honoured is refused by name, never dropped in silence.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from serving.errors import InvalidRequest
+from serving.gateway import neutral
+from serving.request import (
+    MODEL_DEFAULTED,
+    ChatPrompt,
+    Prompt,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+INT31 = 2**31
+INT63 = 2**63
+
+Count = Annotated[int, Field(lt=INT31)]
+TokenId = Annotated[int, Field(ge=0, lt=INT31)]
+
+
+def _read_stop(value: Any) -> Any:
+    return [] if value is None else [value] if isinstance(value, str) else value
+
+
+def _read_content(value: Any) -> Any:
+    """Parts become one text; a single part equals the plain string."""
+    if not isinstance(value, list):
+        return value
+    return "\n".join(_read_part(part) for part in value)
+
+
+def _read_part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind != "text":
+        raise ValueError(f"parts of type {kind!r} are not supported yet, only 'text'")
+    if not isinstance(part.get("text"), str):
+        raise ValueError("a part of type 'text' needs a string 'text'")
+    return str(part["text"])
+
+
+def _read_prompt(value: Any) -> Prompt:
+    """A string, token ids, or a list of exactly one of those."""
+    if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
+        value = value[0]
+    if isinstance(value, str):
+        return TextPrompt(value)
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return _read_token_ids(value)
+    raise ValueError("must be one string or one list of token ids; several prompts are not supported yet")
+
+
+def _read_token_ids(value: list[int]) -> TokenPrompt:
+    if not all(-INT63 <= token_id < INT63 for token_id in value):
+        raise ValueError("holds a token id that does not fit in 64 bits")
+    return TokenPrompt(tuple(value))
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class Message(_Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_read_content)]
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, fields: Any) -> Any:
+        return neutral.drop_neutral(fields, neutral.MESSAGE) if isinstance(fields, dict) else fields
+
+    def to_template(self) -> dict[str, Any]:
+        """As chat templates know it: they call a developer the system."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.content} | ({"name": self.name} if self.name else {})
+
+
+class _Generate(_Body):
+    """What both endpoints share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=INT31)] | None = None
+    min_p: float | None = None
+    seed: Annotated[int, Field(ge=-INT63, lt=INT63)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_read_stop)] = []
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options may only be given with stream=true.", param="stream_options")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def _request(self, request_id: str, prompt: Prompt, max_tokens: int | None) -> Request:
+        unset = frozenset(name for name in MODEL_DEFAULTED if getattr(self, name) is None)
+        return Request(request_id, self.model, prompt, self._sampling(unset, max_tokens), unset)
+
+    def _sampling(self, unset: frozenset[str], max_tokens: int | None) -> SamplingParams:
+        chosen = {name: getattr(self, name) for name in MODEL_DEFAULTED - unset}
+        if chosen.get("top_k") == -1:  # another server's way to say off
+            chosen["top_k"] = 0
+        return SamplingParams(
+            **chosen,
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            max_tokens=max_tokens,
+            stop=tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+
+class ChatBody(_Generate):
+    """POST /v1/chat/completions. Without a limit the answer may fill the context."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+
+    def to_request(self, request_id: str) -> Request:
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        prompt = ChatPrompt(tuple(message.to_template() for message in self.messages))
+        return self._request(request_id, prompt, limit)
+
+
+class CompletionBody(_Generate):
+    """POST /v1/completions."""
+
+    prompt: Annotated[TextPrompt | TokenPrompt, BeforeValidator(_read_prompt)]
+
+    def to_request(self, request_id: str) -> Request:
+        limit = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        return self._request(request_id, self.prompt, limit)
+
+
+BodyT = TypeVar("BodyT", bound=_Body)
+
+
+def parse_chat(fields: Mapping[str, Any]) -> ChatBody:
+    return _parse(ChatBody, neutral.drop_neutral(fields, neutral.CHAT))
+
+
+def parse_completion(fields: Mapping[str, Any]) -> CompletionBody:
+    return _parse(CompletionBody, neutral.drop_neutral(fields, neutral.COMPLETION))
+
+
+def _parse(body: type[BodyT], fields: dict[str, Any]) -> BodyT:
+    """Raises InvalidRequest that names the first field at fault."""
+    try:
+        return body.model_validate(fields)
+    except ValidationError as error:
+        raise _describe(error) from error
+
+
+def _describe(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False)[0]
+    path = _path(first["loc"])
+    param = str(first["loc"][0]) if first["loc"] else None
+    if first["type"] == "extra_forbidden":
+        return InvalidRequest(f"the field {path!r} is not known here.", param=param)
+    if first["type"] == "missing":
+        return InvalidRequest(f"the field {path!r} is missing.", param=param)
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    return InvalidRequest(f"{path}: {reason}." if path else f"{reason}.", param=param)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """("messages", 0, "content") -> messages[0].content"""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,0 +1,56 @@
+"""What every serving process does about signals and its parent: stop politely when asked, and never outlive it."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+
+logger = logging.getLogger(__name__)
+
+LAST_RESORT_S = 10.0  # beyond the drain time, when the event loop itself no longer answers
+
+
+class StopRequest:
+    """Set once: by SIGTERM, SIGINT, or the end of the parent. Lives on the event loop."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.reason = ""
+
+    def listen(self) -> None:
+        """Take over SIGTERM and SIGINT."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.set, number.name)
+
+    def follow_parent(self, drain_s: float) -> None:
+        """Stop when standard input ends: the parent holds its other end, however it dies."""
+        loop = asyncio.get_running_loop()
+        arguments = (loop, self, sys.stdin.fileno(), drain_s + LAST_RESORT_S)
+        threading.Thread(target=_watch_parent, args=arguments, name="parent-watch", daemon=True).start()
+
+    def set(self, reason: str) -> None:
+        if not self._event.is_set():
+            logger.info("stopping: %s", reason)
+            self.reason = reason
+            self._event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: StopRequest, fd: int, patience_s: float) -> None:
+    while os.read(fd, 1024):
+        pass
+    loop.call_soon_threadsafe(stop.set, "the parent process is gone")
+    timer = threading.Timer(patience_s, os._exit, args=(1,))
+    timer.daemon = True
+    timer.start()
+
+
+def configure_logging(*, quiet: bool) -> None:
+    """One event per line on standard error; quiet beneath a supervisor, which tells the life cycle itself."""
+    level = logging.WARNING if quiet else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)

@@ -1,0 +1,229 @@
+"""ReplicaClient: a gateway's end of the one long-lived stream to a replica. Imports no JAX.
+
+1. `start` runs a task that connects, and connects again with backoff whenever the stream breaks.
+2. `generate` queues a submit; the writer sends everything queued since its last write as one batch.
+3. The reader spreads each step's message over the inboxes of its requests.
+4. A broken stream ends everything in flight at once with ReplicaUnavailable: nobody waits for a replica that is gone.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+from collections import deque
+
+import grpc
+
+from serving.errors import ReplicaUnavailable, ServiceError
+from serving.replica import convert
+from serving.replica.events import Event, Finished
+from serving.replica.inbox import Inbox
+from serving.replica.proto import replica_pb2 as pb
+from serving.replica.proto.replica_pb2_grpc import ReplicaStub
+from serving.replica.status import ReplicaStatus
+from serving.replica.transport import open_channel
+from serving.request import FinishReason, Request
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 1.0
+MAX_BATCH_BYTES = 4 << 20  # several batches rather than one beyond gRPC's limit
+
+Call = grpc.aio.StreamStreamCall[pb.ClientBatch, pb.ServerBatch]
+
+
+class Generation:
+    """The events of one request: iterate, and `close` when done or no longer interested."""
+
+    def __init__(self, client: "ReplicaClient", handle: int, inbox: Inbox) -> None:
+        self._client = client
+        self._handle = handle
+        self._inbox = inbox
+        self._over = False
+
+    def __aiter__(self) -> "Generation":
+        return self
+
+    async def __anext__(self) -> Event:
+        """Raises ServiceError when the request fails."""
+        if self._over:
+            raise StopAsyncIteration
+        event = await self._inbox.take()
+        self._over = isinstance(event, Finished)
+        return event
+
+    def close(self) -> None:
+        """Free the slot: cancels the request unless it has ended. May be called twice."""
+        self._over = True
+        self._client.release(self._handle)
+
+
+class ReplicaClient:
+    """One replica, one stream, any number of requests on it."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = open_channel(address)
+        self._stub = ReplicaStub(self._channel)  # type: ignore[no-untyped-call]
+        self._inboxes: dict[int, Inbox] = {}
+        self._submits: deque[pb.Submit] = deque()
+        self._cancels: list[int] = []
+        self._queued = asyncio.Event()
+        self._handles = itertools.count(1)
+        self._connected = False
+        self._broken = "the replica went away while it answered; send the request again."
+        self._status = ReplicaStatus()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> ReplicaStatus:
+        """The newest that is known; stale while not connected."""
+        return self._status
+
+    @property
+    def connected(self) -> bool:
+        return self._connected
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request sent now can be answered."""
+        return self._connected and self._status.ready
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._inboxes)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="replica-stream")
+
+    async def close(self) -> None:
+        """End the stream; what is in flight ends with ReplicaUnavailable."""
+        self._broken = "the gateway is shutting down; send the request again."
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._channel.close()
+
+    def generate(self, request: Request) -> Generation:
+        """Send a request. Raises ReplicaUnavailable at once when nothing could answer it."""
+        if not self.ready:
+            raise ReplicaUnavailable(self._why_not_ready(), retry_after_s=1)
+        handle = next(self._handles)
+        inbox = self._inboxes[handle] = Inbox()
+        self._submits.append(convert.submit_to_pb(handle, request))
+        self._queued.set()
+        return Generation(self, handle, inbox)
+
+    def release(self, handle: int) -> None:
+        """The reader of this request is gone."""
+        inbox = self._inboxes.pop(handle, None)
+        if inbox is not None and self._connected:
+            self._cancels.append(handle)
+            self._queued.set()
+
+    async def fetch_status(self, timeout_s: float = 1.0) -> ReplicaStatus:
+        """Ask now. Raises ReplicaUnavailable when there is no answer in time."""
+        try:
+            self._status = convert.status_from_pb(await self._stub.GetStatus(pb.StatusRequest(), timeout=timeout_s))
+        except grpc.aio.AioRpcError as error:
+            raise ReplicaUnavailable(f"the replica at {self._address} does not answer: {error.details()}.") from error
+        return self._status
+
+    async def _run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            was_connected = await self._hold_stream()
+            backoff_s = FIRST_BACKOFF_S if was_connected else min(2 * backoff_s, MAX_BACKOFF_S)
+            await asyncio.sleep(backoff_s)
+
+    async def _hold_stream(self) -> bool:
+        """One stream from connect to break; returns whether it ever carried anything."""
+        call: Call = self._stub.Generate()
+        writer = asyncio.create_task(self._write(call))
+        writer.add_done_callback(lambda _: call.cancel())  # a stream that cannot be written is of no use
+        try:
+            await self._read(call)
+        except grpc.aio.AioRpcError as error:
+            self._log_break(error)
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            logger.warning("the stream to the replica could not be written")
+        finally:
+            was_connected = self._disconnect()
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+        return was_connected
+
+    async def _read(self, call: Call) -> None:
+        while isinstance(batch := await call.read(), pb.ServerBatch):
+            if batch.HasField("status"):
+                self._status = convert.status_from_pb(batch.status)
+            self._connected = True
+            self._spread(batch)
+
+    async def _write(self, call: Call) -> None:
+        while True:
+            await self._queued.wait()
+            await call.write(self._take_batch())
+
+    def _take_batch(self) -> pb.ClientBatch:
+        """Cancels travel after the submits that they may concern."""
+        batch = pb.ClientBatch()
+        size = 0
+        while self._submits and size < MAX_BATCH_BYTES:
+            submit = self._submits.popleft()
+            size += submit.ByteSize()
+            batch.submits.append(submit)
+        if not self._submits:
+            batch.cancels.extend(self._cancels)
+            self._cancels.clear()
+            self._queued.clear()
+        return batch
+
+    def _spread(self, batch: pb.ServerBatch) -> None:
+        self._status = dataclasses.replace(self._status, load=convert.load_from_pb(batch.load))
+        inboxes = self._inboxes
+        for accepted in batch.accepted:
+            if inbox := inboxes.get(accepted.handle):
+                inbox.accept(accepted.prompt_tokens)
+        for delta in batch.deltas:
+            if inbox := inboxes.get(delta.handle):
+                inbox.add_text(delta.text, delta.num_tokens)
+        for finished in batch.finished:
+            if inbox := inboxes.pop(finished.handle, None):
+                inbox.end(_unasked_abort_is_failure(convert.end_from_pb(finished)))
+
+    def _disconnect(self) -> bool:
+        """Nothing more will come for what is in flight. Returns whether the stream had been up."""
+        was_connected, self._connected = self._connected, False
+        self._submits.clear()
+        self._cancels.clear()
+        self._queued.clear()
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.end(ReplicaUnavailable(self._broken))
+        return was_connected
+
+    def _why_not_ready(self) -> str:
+        if not self._connected:
+            return f"no replica answers at {self._address}; it is starting or being restarted, try again in a moment."
+        return f"the replica is {self._status.state}: {self._status.detail or 'no token can be made yet'}."
+
+    def _log_break(self, error: grpc.aio.AioRpcError) -> None:
+        if self._connected:
+            logger.warning("the stream to the replica broke (%s): %s", error.code().name, error.details())
+
+
+def _is_cancelled() -> bool:
+    """Whether this task is being cancelled; gRPC raises the same error when only the call was."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _unasked_abort_is_failure(end: Finished | ServiceError) -> Finished | ServiceError:
+    """A request that this side cancelled has no inbox any more, so an abort seen here was the replica's doing."""
+    if isinstance(end, Finished) and end.reason is FinishReason.ABORT:
+        return ReplicaUnavailable("the replica stopped before the answer was complete; send the request again.")
+    return end

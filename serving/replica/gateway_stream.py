@@ -1,0 +1,94 @@
+"""GatewayStream: the replica's end of one gateway's stream. Submits and cancels come in, batches of news go out."""
+
+import asyncio
+import logging
+from functools import partial
+from typing import Protocol
+
+from serving.errors import EngineFailed, ServiceError
+from serving.replica import convert
+from serving.replica.outbox import Outbox
+from serving.replica.prompts import ReadPrompt
+from serving.replica.proto import replica_pb2 as pb
+from serving.replica.running import RunningTable
+from serving.request import FinishReason, Request, Usage
+
+logger = logging.getLogger(__name__)
+
+
+class Entrance(Protocol):
+    """What a stream needs of the replica."""
+
+    def admit(self) -> RunningTable:
+        """Raises ReplicaUnavailable or Overloaded."""
+        ...
+
+    async def read_prompt(self, table: RunningTable, request: Request) -> ReadPrompt: ...
+
+
+class GatewayStream:
+    """Every handle is first entering (its prompt is being read), then running, then gone."""
+
+    def __init__(self, entrance: Entrance) -> None:
+        self.outbox = Outbox()
+        self._entrance = entrance
+        self._entering: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, tuple[RunningTable, str]] = {}
+
+    @property
+    def num_entering(self) -> int:
+        return len(self._entering)
+
+    def receive(self, batch: pb.ClientBatch) -> None:
+        for submit in batch.submits:
+            task = asyncio.create_task(self._enter(submit))
+            self._entering[submit.handle] = task
+            task.add_done_callback(partial(self._entered, submit.handle))
+        for handle in batch.cancels:
+            self._cancel(handle)
+
+    def close(self) -> None:
+        """The gateway is gone: free what it held, within one step."""
+        for task in self._entering.values():
+            task.cancel()
+        for table, engine_id in self._running.values():
+            table.forget(engine_id)
+        self._running.clear()
+
+    def add_text(self, handle: int, text: str, num_tokens: int) -> None:
+        self.outbox.add_text(handle, text, num_tokens)
+
+    def finish(self, handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None = None) -> None:
+        self._running.pop(handle, None)
+        self.outbox.finish(handle, reason, usage, error)
+
+    async def _enter(self, submit: pb.Submit) -> None:
+        try:
+            await self._start(submit)
+        except ServiceError as error:
+            self.finish(submit.handle, FinishReason.ERROR, Usage(), error)
+        except Exception:
+            logger.exception("request %s: its prompt could not be read", submit.request_id)
+            failure = EngineFailed("the prompt could not be turned into tokens.")
+            self.finish(submit.handle, FinishReason.ERROR, Usage(), failure)
+
+    async def _start(self, submit: pb.Submit) -> None:
+        request = convert.request_from_pb(submit)
+        table = self._entrance.admit()
+        prompt = await self._entrance.read_prompt(table, request)
+        self.outbox.accept(submit.handle, len(prompt.token_ids))
+        engine_id = table.submit(request.request_id, prompt, submit.handle, self)
+        self._running[submit.handle] = (table, engine_id)
+
+    def _entered(self, handle: int, task: asyncio.Task[None]) -> None:
+        """Also called for a task that was cancelled before its first line ran."""
+        del self._entering[handle]
+        if task.cancelled():
+            self.finish(handle, FinishReason.ABORT, Usage())
+
+    def _cancel(self, handle: int) -> None:
+        if task := self._entering.get(handle):
+            task.cancel()
+        elif running := self._running.get(handle):
+            table, engine_id = running
+            table.abort(engine_id)

@@ -1,0 +1,76 @@
+"""PromptReader: the checks at the door. A request becomes token ids that the engine can surely hold, or an error."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from model.card import GenerationDefaults
+from serving.engine.tokenizer import Tokenizer
+from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
+from serving.request import ChatPrompt, Request, SamplingParams, TextPrompt, TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A request as the engine takes it: `sampling.max_tokens` is set and fits."""
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReader:
+    """Pure and slow (tokenizing): called in a thread, never on the event loop."""
+
+    model: str
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    max_seq_len: int
+    vocab_size: int
+
+    def read(self, request: Request) -> ReadPrompt:
+        """Raises ModelNotFound, PromptTooLong or InvalidRequest."""
+        if request.model != self.model:
+            raise ModelNotFound(f"the model {request.model!r} is not served here, {self.model!r} is.", param="model")
+        token_ids = self._token_ids(request)
+        self._check_ids(token_ids)
+        return ReadPrompt(token_ids, self._sampling(request, len(token_ids)))
+
+    def _token_ids(self, request: Request) -> tuple[int, ...]:
+        match request.prompt:
+            case TextPrompt(text):
+                return tuple(self.tokenizer.encode(text))
+            case ChatPrompt(messages):
+                return tuple(self.tokenizer.encode_chat(messages))
+            case TokenPrompt(token_ids):
+                return token_ids
+
+    def _check_ids(self, token_ids: tuple[int, ...]) -> None:
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty; the model needs at least one token.", param="prompt")
+        if len(token_ids) >= self.max_seq_len:
+            raise PromptTooLong(
+                f"prompt has {len(token_ids):,} tokens, the context holds {self.max_seq_len:,} with the answer.",
+                param="prompt",
+            )
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(
+                    f"token id {token_id} is outside the vocabulary of {self.vocab_size:,} tokens.", param="prompt"
+                )
+
+    def _sampling(self, request: Request, num_prompt_tokens: int) -> SamplingParams:
+        room = self.max_seq_len - num_prompt_tokens
+        wanted = request.sampling.max_tokens
+        if wanted is not None and wanted > room:
+            raise PromptTooLong(
+                f"prompt has {num_prompt_tokens:,} tokens and max_tokens is {wanted:,}, the context holds "
+                f"{self.max_seq_len:,} together; ask for at most {room:,}.",
+                param="max_tokens",
+            )
+        return dataclasses.replace(request.sampling, max_tokens=wanted or room, **self._recommended(request.unset))
+
+    def _recommended(self, unset: frozenset[str]) -> dict[str, Any]:
+        """What the model's authors advise for the fields that the client left out."""
+        advice = {name: getattr(self.defaults, name) for name in unset}
+        return {name: value for name, value in advice.items() if value is not None}

@@ -1,0 +1,91 @@
+"""RunningTable: the requests that the engine is working on, for whichever gateway, and where their news goes."""
+
+import itertools
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from serving.engine.api import EngineRequest, SequenceOutput, StepOutput, StepStats
+from serving.errors import EngineFailed, ServiceError
+from serving.replica.answer import Answer
+from serving.replica.prompts import ReadPrompt
+from serving.replica.served import ServedModel
+from serving.request import FinishReason, Load, Usage
+
+logger = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Who asked: a gateway's stream."""
+
+    def add_text(self, handle: int, text: str, num_tokens: int) -> None: ...
+
+    def finish(self, handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    handle: int
+    listener: Listener
+    answer: Answer
+
+
+class RunningTable:
+    """Lives on the event loop. An entry is removed with its Finished: that is why there is exactly one."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self.served = served
+        self.load: Load = served.engine.load
+        self.stats = StepStats()
+        self._running: dict[str, _Running] = {}
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def submit(self, request_id: str, prompt: ReadPrompt, handle: int, listener: Listener) -> str:
+        """Give a request to the engine; returns the engine's id for it, numbered since clients may repeat theirs."""
+        engine_id = f"{request_id}#{next(self._numbers)}"
+        self._running[engine_id] = _Running(handle, listener, self.served.new_answer(prompt))
+        self.served.engine.submit(EngineRequest(engine_id, prompt.token_ids, prompt.sampling))
+        return engine_id
+
+    def abort(self, engine_id: str) -> None:
+        """The engine will say when it has stopped."""
+        self.served.engine.abort(engine_id)
+
+    def forget(self, engine_id: str) -> None:
+        """Abort for a gateway that is gone: nobody wants the Finished."""
+        if self._running.pop(engine_id, None):
+            self.served.engine.abort(engine_id)
+
+    def fail_all(self, error: ServiceError) -> None:
+        """The engine will say no more."""
+        for engine_id in list(self._running):
+            self._finish(engine_id, FinishReason.ERROR, error)
+
+    def on_step(self, step: StepOutput) -> None:
+        """Spread one step's news. An output without an entry is late news of an answer that has ended."""
+        self.load, self.stats = step.load, step.stats
+        for output in step.outputs:
+            if running := self._running.get(output.request_id):
+                self._push(running, output)
+
+    def _push(self, running: _Running, output: SequenceOutput) -> None:
+        try:
+            news = running.answer.push(output)
+        except Exception:  # one answer's text must not cost the others theirs
+            logger.exception("request %s: its tokens could not be turned into text", output.request_id)
+            self.served.engine.abort(output.request_id)
+            self._finish(output.request_id, FinishReason.ERROR, EngineFailed("the answer's tokens have no text."))
+            return
+        if news.num_tokens or news.text:
+            running.listener.add_text(running.handle, news.text, news.num_tokens)
+        if news.abort:
+            self.served.engine.abort(output.request_id)
+        if news.reason is not None:
+            self._finish(output.request_id, news.reason, output.error)
+
+    def _finish(self, engine_id: str, reason: FinishReason, error: ServiceError | None) -> None:
+        running = self._running.pop(engine_id)
+        running.listener.finish(running.handle, reason, running.answer.usage, error)

@@ -1,0 +1,38 @@
+"""ServedModel: a loaded model with everything that answering needs; created once, when loading is done."""
+
+import time
+from dataclasses import dataclass, field
+
+from model.card import ModelCard
+from serving.config import EngineConfig
+from serving.engine.api import EngineLoop
+from serving.engine.tokenizer import StopStrings, Tokenizer
+from serving.replica.answer import Answer
+from serving.replica.prompts import PromptReader, ReadPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    engine: EngineLoop
+    reader: PromptReader
+    eos_ids: frozenset[int]
+    capacity: int
+    """Most requests at once, running and waiting together."""
+    created_unix_s: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def build(cls, config: EngineConfig, engine: EngineLoop, card: ModelCard) -> "ServedModel":
+        """Slow: the tokenizer is built here."""
+        name = config.name or card.name
+        reader = PromptReader(name, Tokenizer(card.text), card.generation, engine.max_seq_len, engine.vocab_size)
+        capacity = config.num_slots + config.max_waiting
+        return cls(name, engine, reader, frozenset(card.generation.eos_token_ids), capacity)
+
+    def new_answer(self, prompt: ReadPrompt) -> Answer:
+        return Answer(
+            self.reader.tokenizer.detokenizer(),
+            StopStrings(prompt.sampling.stop),
+            self.eos_ids.union(prompt.sampling.stop_token_ids),
+            len(prompt.token_ids),
+        )

@@ -1,0 +1,152 @@
+"""ReplicaService: the gRPC service around one engine, and its state from starting to drained.
+
+1. The server listens before the model is loaded: GetStatus and every stream tell what it is doing.
+2. `serve` hands it the loaded model; the engine's thread starts, its steps come over to this event loop.
+3. A stream that breaks takes its requests with it. Draining refuses new requests and lets the running ones finish.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from serving.engine.api import EngineState, StepOutput, StepStats
+from serving.errors import EngineFailed, Overloaded, ReplicaUnavailable
+from serving.replica import convert
+from serving.replica.gateway_stream import GatewayStream
+from serving.replica.prompts import ReadPrompt
+from serving.replica.proto import replica_pb2 as pb
+from serving.replica.proto.replica_pb2_grpc import ReplicaServicer
+from serving.replica.running import RunningTable
+from serving.replica.served import ServedModel
+from serving.replica.status import ReplicaState, ReplicaStatus
+from serving.request import Load, Request
+
+NUM_TOKENIZER_THREADS = 2
+POLL_S = 0.05
+
+
+class ReplicaService(ReplicaServicer):
+    """Owns the streams and the table of running requests. All methods run on one event loop."""
+
+    def __init__(self) -> None:
+        self._status = ReplicaStatus()
+        self._table: RunningTable | None = None
+        self._streams: set[GatewayStream] = set()
+        self._tokenizing = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize")
+
+    @property
+    def status(self) -> ReplicaStatus:
+        load = self._table.load if self._table else Load()
+        stats = self._table.stats if self._table else StepStats()
+        return dataclasses.replace(self._status, load=load, stats=stats)
+
+    def report(self, detail: str) -> None:
+        """Say what loading is doing."""
+        self._change(detail=detail)
+
+    def serve(self, served: ServedModel) -> None:
+        """Start the engine and become ready, unless a drain came first."""
+        loop = asyncio.get_running_loop()
+        self._table = table = RunningTable(served)
+
+        def on_step(step: StepOutput) -> None:  # on the engine's thread
+            loop.call_soon_threadsafe(table.on_step, step)
+
+        served.engine.start(on_step)
+        self._change(model=served.name, max_seq_len=served.engine.max_seq_len, created_unix_s=served.created_unix_s)
+        if self._status.state is ReplicaState.STARTING:
+            self._change(state=ReplicaState.READY, detail="")
+
+    def fail(self, detail: str) -> None:
+        """Nothing will be answered any more; what is in flight ends now."""
+        self._change(state=ReplicaState.FAILED, detail=detail)
+        if self._table:
+            self._table.fail_all(EngineFailed(detail))
+
+    def drain(self) -> None:
+        if self._status.state in (ReplicaState.STARTING, ReplicaState.READY):
+            self._change(state=ReplicaState.DRAINING, detail="no new requests, running ones finish")
+
+    async def drained(self) -> None:
+        """Wait until every answer is finished and sent."""
+        await _poll(lambda: not self._num_requests() and all(stream.outbox.sent for stream in self._streams))
+
+    async def engine_failed(self) -> None:
+        """Wait until the engine reports that it cannot go on."""
+        await _poll(lambda: self._engine_state() is EngineState.FAILED)
+
+    async def close(self) -> None:
+        """End the engine's thread, then the rest; steps can still arrive until then."""
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        if self._table:
+            self._table.served.engine.stop()
+            await _poll(lambda: self._engine_state() in (EngineState.STOPPED, EngineState.FAILED))
+
+    def admit(self) -> RunningTable:
+        """The table that takes one more request. Raises ReplicaUnavailable or Overloaded."""
+        if self._table is None or not self._status.ready:
+            raise ReplicaUnavailable(f"the replica is {self._status.state}: {self._status.detail}.", retry_after_s=1)
+        capacity = self._table.served.capacity
+        if self._num_requests() > capacity:  # the one that asks is counted already
+            raise Overloaded(f"the replica already holds {capacity:,} requests; try again later.")
+        return self._table
+
+    async def read_prompt(self, table: RunningTable, request: Request) -> ReadPrompt:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._tokenizing, table.served.reader.read, request)
+
+    async def Generate(
+        self,
+        requests: AsyncIterator[pb.ClientBatch],
+        context: grpc.aio.ServicerContext[pb.ClientBatch, pb.ServerBatch],
+    ) -> None:
+        """One gateway's stream, for as long as it holds."""
+        stream = GatewayStream(self)
+        self._streams.add(stream)
+        stream.outbox.set_status(self.status)
+        writer = asyncio.create_task(self._write(stream, context))
+        try:
+            async for batch in requests:
+                await stream.outbox.room()
+                stream.receive(batch)
+        finally:
+            stream.close()
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            self._streams.discard(stream)
+
+    async def GetStatus(self, request: pb.StatusRequest, context: object) -> pb.Status:
+        return convert.status_to_pb(self.status)
+
+    async def Drain(self, request: pb.DrainRequest, context: object) -> pb.Status:
+        self.drain()
+        return convert.status_to_pb(self.status)
+
+    async def _write(
+        self, stream: GatewayStream, context: grpc.aio.ServicerContext[pb.ClientBatch, pb.ServerBatch]
+    ) -> None:
+        while True:
+            batch = await stream.outbox.take()
+            batch.load.CopyFrom(convert.load_to_pb(self.status.load))
+            await context.write(batch)  # waits while the gateway does not read
+            stream.outbox.mark_sent()
+
+    def _engine_state(self) -> EngineState:
+        return self._table.served.engine.state if self._table else EngineState.STARTING
+
+    def _num_requests(self) -> int:
+        return len(self._table or ()) + sum(stream.num_entering for stream in self._streams)
+
+    def _change(self, **changes: object) -> None:
+        self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]
+        for stream in self._streams:
+            stream.outbox.set_status(self.status)
+
+
+async def _poll(condition: Callable[[], bool]) -> None:
+    """For states that change on another thread or in many places, and are waited for rarely."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)
