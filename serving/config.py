@@ -24,6 +24,7 @@ class EngineConfig:
     name: str | None = None
     """Name under which clients ask for the model; None takes the checkpoint's own."""
     mesh: str = "data=1,tensor=1"
+    """As `sharding.spec.MeshSpec` reads it."""
     dtype: str | None = None
     """Type of weights and cache on the device; None keeps the checkpoint's."""
     num_slots: int = 64
@@ -35,17 +36,16 @@ class EngineConfig:
     """Most tokens of one request, prompt and answer together; None takes the model's."""
     chunk_tokens: int = 256
     """Most prompt tokens that one step computes beside everyone's decode."""
-    decode_steps: int = 1
-    """Decode steps per device call when nobody waits."""
     max_waiting: int = 1024
     """Requests that may wait for a slot; one more is refused at once."""
     overlap: bool = True
     """Dispatch the next step before the last one is read."""
+    compile_cache: str | None = None
+    """Folder or URL that keeps compiled programs for the next start."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "num_slots", "page_size", "num_pages", "max_seq_len", "chunk_tokens", "decode_steps",
+        _check_positive(self, "num_slots", "page_size", "num_pages", "max_seq_len", "chunk_tokens",
                         "max_waiting")  # fmt: skip
-        parse_mesh(self.mesh)
         if self.num_pages and self.max_seq_len and self.num_pages * self.page_size < self.max_seq_len:
             raise ConfigError(
                 f"{self.num_pages} pages of {self.page_size} tokens hold {self.num_pages * self.page_size:,} tokens, "
@@ -104,23 +104,6 @@ class ServeConfig:
                 f"the gateway would look for a replica at {self.gateway.replica}, "
                 f"but the replica listens at {self.replica.address}."
             )
-
-
-def parse_mesh(text: str) -> dict[str, int]:
-    """`data=1,tensor=4` -> {"data": 1, "tensor": 4}. Which axes exist is `sharding`'s business."""
-    axes: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = (piece.strip() for piece in part.partition("="))
-        if not name.isidentifier() or not (size.isascii() and size.isdigit()) or int(size) < 1:
-            raise ConfigError(f"--mesh reads like data=1,tensor=4, got {text!r}.")
-        if name in axes:
-            raise ConfigError(f"--mesh names the axis {name!r} twice: {text!r}.")
-        axes[name] = int(size)
-    return axes
-
-
-def num_mesh_devices(text: str) -> int:
-    return math.prod(parse_mesh(text).values())
 
 
 def _check_positive(config: Any, *names: str) -> None:

@@ -1,17 +1,14 @@
-"""Every metric of the gateway's /metrics: its name, unit, labels and buckets.
+"""What is observed of requests: each metric's name, unit, labels and buckets.
 
 Names, labels and buckets are vLLM's where it has them, so that dashboards and autoscalers plug in; ours: `podstream:`.
-What the gateway sees (latencies, requests) is observed here; what the replica knows rides in with its status.
+What a replica knows of itself is not observed here but collected from its status (`gateway.replica_collector`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from serving.engine.api import StepStats
-from serving.request import FinishReason, Load, Usage
+from serving.request import FinishReason, Usage
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -27,9 +24,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.replica = ReplicaCollector()
         self._of_model: dict[str, ModelMetrics] = {}
-        registry.register(self.replica)
         self._ttft = self._histogram("time_to_first_token_seconds", "From the request to its first token.", TTFT_S)
         self._itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of an answer.", ITL_S)
         self._e2e = self._histogram("e2e_request_latency_seconds", "From the request to its end.", E2E_S)
@@ -90,54 +85,3 @@ class ModelMetrics:
         if usage is not None:
             self._prompt.observe(usage.prompt_tokens)
             self._generation.observe(usage.completion_tokens)
-
-
-class ReplicaCollector(Collector):
-    """The replica's own figures, as last reported; its counters start anew when it does, as Prometheus expects."""
-
-    def __init__(self) -> None:
-        self._up = False
-        self._model = ""
-        self._load = Load()
-        self._stats = StepStats()
-
-    def update(self, *, up: bool, model: str, load: Load, stats: StepStats) -> None:
-        self._up, self._model, self._load, self._stats = up, model, load, stats
-
-    def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("podstream:replica_up", "1 while a token can be made.")
-        up.add_metric([], float(self._up))
-        yield up
-        if self._model:
-            yield from self._gauges(self._load)
-            yield from self._counters(self._stats)
-
-    def _gauges(self, load: Load) -> Iterator[Metric]:
-        used = 1 - load.free_pages / load.total_pages if load.total_pages else 0.0
-        yield self._gauge("vllm:num_requests_running", "Requests in the decode batch.", load.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", load.num_waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", used)
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info", "Shape of the KV cache.", labels=[*LABELS, "block_size", "num_gpu_blocks"]
-        )
-        info.add_metric([self._model, ENGINE, str(load.page_size), str(load.total_pages)], 1.0)
-        yield info
-
-    def _counters(self, stats: StepStats) -> Iterator[Metric]:
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens)
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens)
-        yield self._counter("vllm:num_preemptions", "Requests put back to wait.", stats.num_preemptions)
-        yield self._counter("podstream:steps", "Engine steps.", stats.num_steps)
-        yield self._counter(
-            "podstream:compiles_after_ready", "Compilations in service; must stay 0.", stats.num_compiles_after_ready
-        )
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=LABELS)
-        family.add_metric([self._model, ENGINE], value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=LABELS)
-        family.add_metric([self._model, ENGINE], value)
-        return family

@@ -6,7 +6,7 @@ from starlette.responses import JSONResponse, Response
 
 from serving.errors import ReplicaUnavailable
 from serving.gateway.call import Services
-from serving.metrics import Metrics
+from serving.gateway.replica_collector import ReplicaCollector
 from serving.replica.client import ReplicaClient
 
 SCRAPE_TIMEOUT_S = 1.0
@@ -15,6 +15,8 @@ SCRAPE_TIMEOUT_S = 1.0
 def health_router(services: Services) -> APIRouter:
     """Alive is not ready: a gateway without a replica must not be restarted, nor sent traffic."""
     router = APIRouter()
+    collector = ReplicaCollector()
+    services.metrics.registry.register(collector)
 
     @router.get("/health")
     @router.get("/live")
@@ -31,7 +33,7 @@ def health_router(services: Services) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        await refresh(services.metrics, services.replica)
+        await refresh(collector, services.replica)
         return Response(generate_latest(services.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return router
@@ -47,10 +49,10 @@ def describe_readiness(services: Services) -> tuple[str, str]:
     return replica.status.state.value, replica.status.detail
 
 
-async def refresh(metrics: Metrics, replica: ReplicaClient) -> None:
+async def refresh(collector: ReplicaCollector, replica: ReplicaClient) -> None:
     """Ask the replica for its figures; without an answer the last ones stand, and `replica_up` tells."""
     try:
         status = await replica.fetch_status(SCRAPE_TIMEOUT_S)
     except ReplicaUnavailable:
         status = replica.status
-    metrics.replica.update(up=replica.ready, model=status.model, load=status.load, stats=status.stats)
+    collector.update(status, up=replica.ready)

@@ -82,7 +82,7 @@ class ReplicaService(ReplicaServicer):
         """End the engine's thread, then the rest; steps can still arrive until then."""
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
         if self._table:
-            self._table.served.engine.stop()
+            await asyncio.to_thread(self._table.served.engine.stop)  # may wait for the step in progress
             await _poll(lambda: self._engine_state() in (EngineState.STOPPED, EngineState.FAILED))
 
     def admit(self) -> RunningTable:

@@ -1,0 +1,5 @@
+"""`python -m podstream`."""
+
+from podstream.cli import main
+
+main()

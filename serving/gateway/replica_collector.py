@@ -1,0 +1,60 @@
+"""ReplicaCollector: the replica's own figures on the gateway's /metrics, as the replica last reported them."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from serving.engine.api import StepStats
+from serving.metrics import ENGINE, LABELS
+from serving.replica.status import ReplicaStatus
+from serving.request import Load
+
+
+class ReplicaCollector(Collector):
+    """Its counters start anew when the replica does, as Prometheus expects."""
+
+    def __init__(self) -> None:
+        self._up = False
+        self._status = ReplicaStatus()
+
+    def update(self, status: ReplicaStatus, *, up: bool) -> None:
+        self._status, self._up = status, up
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("podstream:replica_up", "1 while a token can be made.")
+        up.add_metric([], float(self._up))
+        yield up
+        if self._status.model:
+            yield from self._gauges(self._status.load)
+            yield from self._counters(self._status.stats)
+
+    def _gauges(self, load: Load) -> Iterator[Metric]:
+        used = 1 - load.free_pages / load.total_pages if load.total_pages else 0.0
+        yield self._gauge("vllm:num_requests_running", "Requests in the decode batch.", load.num_running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", load.num_waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", used)
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "Shape of the KV cache.", labels=[*LABELS, "block_size", "num_gpu_blocks"]
+        )
+        info.add_metric([self._status.model, ENGINE, str(load.page_size), str(load.total_pages)], 1.0)
+        yield info
+
+    def _counters(self, stats: StepStats) -> Iterator[Metric]:
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens)
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens)
+        yield self._counter("vllm:num_preemptions", "Requests put back to wait.", stats.num_preemptions)
+        yield self._counter("podstream:steps", "Engine steps.", stats.num_steps)
+        yield self._counter(
+            "podstream:compiles_after_ready", "Compilations in service; must stay 0.", stats.num_compiles_after_ready
+        )
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=LABELS)
+        family.add_metric([self._status.model, ENGINE], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=LABELS)
+        family.add_metric([self._status.model, ENGINE], value)
+        return family
