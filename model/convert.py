@@ -26,6 +26,8 @@ from model.errors import CheckpointError, UnsupportedModel
 from model.foreign import Array, ForeignModel, LazyTensor
 
 Tree = dict[str, Any]
+TreePath = tuple[str, ...]
+"""Names from the root of the tree to a leaf."""
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
@@ -44,7 +46,7 @@ class Key:
 
     source: str
     theirs: tuple[str, ...]
-    path: tuple[str, ...]
+    path: TreePath
     ours: str
 
     @property
@@ -93,25 +95,35 @@ def check_tensors(model: ForeignModel) -> None:
         raise CheckpointError(f"{model.where} does not fit its own config: {'; '.join(problems[:MAX_PROBLEMS])}{more}.")
 
 
-def convert(model: ForeignModel, dtype: str | None = None, on_progress: Progress | None = None) -> Tree:
-    """The parameter tree as NumPy arrays of `dtype` (`float32` or `bfloat16`; None takes the model's own).
+def convert(model: ForeignModel, dtype: str | None = None) -> Tree:
+    """The whole parameter tree in memory; arguments and errors are those of `convert_leaves`."""
+    tree: Tree = {}
+    for path, leaf in convert_leaves(model, dtype):
+        _put(tree, path, leaf)
+    return tree
 
-    Tensors are read one at a time into arrays that are allocated once, so the peak is the result and one tensor.
+
+def convert_leaves(
+    model: ForeignModel, dtype: str | None = None, on_progress: Progress | None = None
+) -> Iterator[tuple[TreePath, Array]]:
+    """The leaves of the parameter tree one after another, as NumPy arrays of `dtype`.
+
+    `dtype` is `float32` or `bfloat16`; None takes the model's own. A leaf is allocated once and filled tensor by
+    tensor, so who lets go of each leaf needs memory for the largest one and a tensor.
+
     Raises CheckpointError for tensors that do not fit the config or hold NaN or Inf, UnsupportedModel for a dtype.
     """
     target = _target(dtype or model.dtype)
     check_tensors(model)
     total = sum(prod(_shape(model.config, key.ours)) for key in _keys(model.config)) * target.itemsize
-    tree: Tree = {}
     done = 0
     for key in _keys(model.config):
         leaf = np.empty(_shape(model.config, key.ours), target)
-        _put(tree, key.path, leaf)
-        for part in _fill(model, key, leaf):
-            done += part
+        for num_bytes in _fill(model, key, leaf):
+            done += num_bytes
             if on_progress is not None:
                 on_progress(done, total)
-    return tree
+        yield key.path, leaf
 
 
 def _keys(config: ModelConfig) -> Iterator[Key]:
@@ -126,7 +138,7 @@ def _shape(config: ModelConfig, letters: str) -> tuple[int, ...]:
     return tuple(sizes[letter] for letter in letters)
 
 
-def _put(tree: Tree, path: tuple[str, ...], value: Any) -> None:
+def _put(tree: Tree, path: TreePath, value: Any) -> None:
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
     tree[path[-1]] = value

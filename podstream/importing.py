@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from model.card import ModelCard
-from model.convert import convert
+from model.convert import convert_leaves
 from model.errors import CheckpointError
 from model.file_lock import file_lock
 from model.foreign import ForeignModel
@@ -79,9 +79,7 @@ def _convert_and_save(model: ForeignModel, card: ModelCard, dst: str, dtype: str
     from sharding import checkpoint  # brings JAX, which takes a second that fetching should not wait for
 
     with _bar(bars, f"convert {card.name}") as report:
-        params = convert(model, dtype, report)
-    with _bar(bars, f"write {dst}"):
-        checkpoint.save(dst, params, card)
+        checkpoint.save_leaves(dst, convert_leaves(model, dtype, report), card)
 
 
 def _bars(console: Console) -> Progress:

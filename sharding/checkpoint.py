@@ -4,12 +4,13 @@ A checkpoint is an Orbax v1 folder (local or `gs://`) with the card in its custo
 """
 
 import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import Any
 
 import jax
-from etils import epath  # type: ignore[import-untyped]
+from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from model.card import ModelCard
@@ -20,15 +21,15 @@ from sharding.manifest import Manifest
 Params = dict[str, Any]
 """Nested dict of arrays, or of `jax.ShapeDtypeStruct` where it says abstract."""
 PathLike = str | os.PathLike[str]
+Names = tuple[str, ...]
+"""Names from the root of the tree to a leaf."""
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
 CARD_KEY = "podstream"
 # Small chunks keep the transient copy of a chunk small and let each host read only its own shards.
 CHUNK_BYTES = 4 << 20
-# A data file is put together in memory before it is written.
-DATA_FILE_BYTES = 64 << 20
-SLACK_BYTES = 64 << 20
+READ_SLACK_BYTES = 64 << 20
 MAX_PROBLEMS = 3
 
 
@@ -37,11 +38,47 @@ def save(path: PathLike, params: Params, card: ModelCard) -> None:
 
     Raises CheckpointError when something is there already.
     """
+    save_leaves(path, ((_names(key_path), leaf) for key_path, leaf in jax.tree.leaves_with_path(params)), card)
+
+
+def save_leaves(path: PathLike, leaves: Iterable[tuple[Names, Any]], card: ModelCard) -> None:
+    """`save` for parameters that come one after another: on a local disk each is let go before the next is asked for.
+
+    Called by one process. Raises CheckpointError when something is at `path` already.
+    """
     root = _absolute(path)
     if root.exists():
         raise CheckpointError(f"{root} exists already; remove it or choose another path.")
-    with _save_context(max(_num_bytes(leaf) for leaf in jax.tree.leaves(params))):
-        ocp.save(root, params, custom_metadata={CARD_KEY: card.to_json()})
+    metadata = {CARD_KEY: card.to_json()}
+    if "://" in os.fspath(root):
+        _save_at_once(root, leaves, metadata)
+    else:
+        _save_one_by_one(root, leaves, metadata)
+
+
+def _save_one_by_one(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadata: Params) -> None:
+    """In a folder that no killed process can have begun, then renamed: it appears complete or not at all."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    written: Params = {}
+    with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:
+        partial = epath.Path(scratch) / "partial"
+        with _save_context():
+            for names, leaf in leaves:
+                ocp.partial.save(partial, _nested(names, leaf), custom_metadata=metadata)
+                _put(written, names, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+            ocp.partial.finalize(partial)
+        _check_fit(partial, ocp.metadata(partial).metadata, written)
+        Manifest.of(partial).write(partial)
+        partial.rename(root)
+
+
+def _save_at_once(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadata: Params) -> None:
+    """Object stores cannot rename a folder: the manifest, written last, is what makes the checkpoint complete."""
+    params: Params = {}
+    for names, leaf in leaves:
+        _put(params, names, leaf)
+    with _save_context():
+        ocp.save(root, params, custom_metadata=metadata)
     Manifest.of(root).write(root)
 
 
@@ -51,6 +88,11 @@ def read_card(path: PathLike) -> ModelCard:
     Raises CheckpointError when `path` is missing, incomplete, or not a podstream checkpoint.
     """
     return ModelCard.from_json(_metadata(_absolute(path)).custom_metadata[CARD_KEY])
+
+
+def saved_dtype(path: PathLike) -> str:
+    """Type of the saved numbers, which is one for all leaves: `float32` or `bfloat16`."""
+    return str(jax.tree.leaves(_metadata(_absolute(path)).metadata)[0].dtype)
 
 
 def load(path: PathLike, abstract: Params, *, on_progress: Progress | None = None, verify: bool = True) -> Params:
@@ -83,13 +125,11 @@ def _absolute(path: PathLike) -> epath.Path:
     return epath.Path(text if "://" in text else os.path.abspath(text))  # noqa: PTH100 - no symbolic links followed
 
 
-def _save_context(max_leaf_bytes: int) -> ocp.Context:
-    """Host arrays are not copied first: nobody changes them while they are written, and they are the whole model."""
+def _save_context() -> ocp.Context:
+    """Host arrays are not copied first: nobody changes them while they are written."""
     context = ocp.Context()
-    context.memory.write_concurrent_bytes = max_leaf_bytes + SLACK_BYTES
     context.memory.deepcopy_host_arrays = False
     context.array.saving.storage_options.chunk_byte_size = CHUNK_BYTES
-    context.array.saving.ocdbt_target_data_file_size = DATA_FILE_BYTES
     return context
 
 
@@ -117,9 +157,7 @@ def _check_fit(root: epath.Path, saved: Any, abstract: Params) -> None:
         raise CheckpointError(f"{root} does not fit the model: {'; '.join(problems[:MAX_PROBLEMS])}{more}.")
 
 
-def _misfits(
-    found: dict[tuple[str, ...], tuple[int, ...]], expected: dict[tuple[str, ...], tuple[int, ...]]
-) -> Iterator[str]:
+def _misfits(found: dict[Names, tuple[int, ...]], expected: dict[Names, tuple[int, ...]]) -> Iterator[str]:
     for names, shape in expected.items():
         if names not in found:
             yield f"{'.'.join(names)} is missing"
@@ -129,12 +167,9 @@ def _misfits(
         yield f"{'.'.join(names)} is unexpected"
 
 
-def _load_leaf(root: epath.Path, names: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    tree: Any = leaf
-    for name in reversed(names):
-        tree = {name: tree}
+def _load_leaf(root: epath.Path, names: Names, leaf: jax.ShapeDtypeStruct) -> jax.Array:
     with _load_context(leaf):
-        [array] = jax.tree.leaves(ocp.load(root, tree))
+        [array] = jax.tree.leaves(ocp.load(root, _nested(names, leaf)))
     loaded: jax.Array = array.block_until_ready()
     return loaded
 
@@ -146,19 +181,26 @@ def _load_context(leaf: jax.ShapeDtypeStruct) -> ocp.Context:
     """
     context = ocp.Context()
     context.pytree.loading.partial_load = True
-    context.memory.read_concurrent_bytes = 4 * prod(leaf.shape) + SLACK_BYTES
+    context.memory.read_concurrent_bytes = 4 * prod(leaf.shape) + READ_SLACK_BYTES
     return context
 
 
-def _names(key_path: tuple[Any, ...]) -> tuple[str, ...]:
+def _names(key_path: tuple[Any, ...]) -> Names:
     return tuple(str(key.key) for key in key_path)
+
+
+def _nested(names: Names, leaf: Any) -> Any:
+    """A tree with this one leaf."""
+    for name in reversed(names):
+        leaf = {name: leaf}
+    return leaf
 
 
 def _num_bytes(leaf: Any) -> int:
     return int(prod(leaf.shape) * leaf.dtype.itemsize)
 
 
-def _put(tree: Params, names: tuple[str, ...], value: Any) -> None:
+def _put(tree: Params, names: Names, value: Any) -> None:
     for name in names[:-1]:
         tree = tree.setdefault(name, {})
     tree[names[-1]] = value

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
-from etils import epath  # type: ignore[import-untyped]
+from etils import epath
 
 from model.errors import CheckpointError
 
