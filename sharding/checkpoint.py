@@ -56,11 +56,15 @@ def save_leaves(path: PathLike, leaves: Iterable[tuple[Names, Any]], card: Model
         _save_one_by_one(root, leaves, metadata)
 
 
+def _scratch_prefix(root: epath.Path) -> str:
+    return f".{root.name}-unfinished-"
+
+
 def _save_one_by_one(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadata: Params) -> None:
     """In a folder that no killed process can have begun, then renamed: it appears complete or not at all."""
     root.parent.mkdir(parents=True, exist_ok=True)
     written: Params = {}
-    with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=_scratch_prefix(root), dir=root.parent) as scratch:
         partial = epath.Path(scratch) / "partial"
         with _save_context():
             for names, leaf in leaves:
@@ -80,6 +84,13 @@ def _save_at_once(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadat
     with _save_context():
         ocp.save(root, params, custom_metadata=metadata)
     Manifest.of(root).write(root)
+
+
+def remove_unfinished(path: PathLike) -> None:
+    """Remove what killed saves to the local `path` left; only for who knows that nobody is saving there."""
+    root = _absolute(path)
+    for rest in root.parent.glob(f"{_scratch_prefix(root)}*"):
+        rest.rmtree()
 
 
 def read_card(path: PathLike) -> ModelCard:
