@@ -42,7 +42,7 @@ async def _serve(config: GatewayConfig, listener: socket.socket, follow_parent: 
     replica = ReplicaClient(config.replica)
     replica.start()
     admission = Admission(config.max_queued)
-    server = _Server(_uvicorn_config(config, replica, admission))
+    server = make_server(config, replica, admission)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     logger.info("listening on %s", base_url(listener))
     await stop.wait()
@@ -59,8 +59,9 @@ async def _drain(admission: Admission, replica: ReplicaClient, drain_s: float) -
     await admission.emptied(LAST_EVENTS_S)
 
 
-def _uvicorn_config(config: GatewayConfig, replica: ReplicaClient, admission: Admission) -> uvicorn.Config:
-    return uvicorn.Config(
+def make_server(config: GatewayConfig, replica: ReplicaClient, admission: Admission) -> uvicorn.Server:
+    """An HTTP server around the app, to be run with `serve(sockets=[...])` until its `should_exit` is set."""
+    settings = uvicorn.Config(
         create_app(config, replica, Metrics(CollectorRegistry()), admission),
         http="httptools",
         ws="none",
@@ -72,6 +73,7 @@ def _uvicorn_config(config: GatewayConfig, replica: ReplicaClient, admission: Ad
         timeout_graceful_shutdown=1,
         server_header=False,
     )
+    return _Server(settings)
 
 
 class _Server(uvicorn.Server):

@@ -7,7 +7,7 @@ from typing import Any
 from model.card import GenerationDefaults
 from serving.engine.tokenizer import Tokenizer
 from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
-from serving.request import ChatPrompt, Request, SamplingParams, TextPrompt, TokenPrompt
+from serving.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class PromptReader:
         """Raises ModelNotFound, PromptTooLong or InvalidRequest."""
         if request.model != self.model:
             raise ModelNotFound(f"the model {request.model!r} is not served here, {self.model!r} is.", param="model")
-        token_ids = self._token_ids(request)
-        self._check_ids(token_ids)
+        token_ids = self._token_ids(request.prompt)
+        self._check_ids(token_ids, "messages" if isinstance(request.prompt, ChatPrompt) else "prompt")
         return ReadPrompt(token_ids, self._sampling(request, len(token_ids)))
 
-    def _token_ids(self, request: Request) -> tuple[int, ...]:
-        match request.prompt:
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        match prompt:
             case TextPrompt(text):
                 return tuple(self.tokenizer.encode(text))
             case ChatPrompt(messages):
@@ -45,18 +45,18 @@ class PromptReader:
             case TokenPrompt(token_ids):
                 return token_ids
 
-    def _check_ids(self, token_ids: tuple[int, ...]) -> None:
+    def _check_ids(self, token_ids: tuple[int, ...], param: str) -> None:
         if not token_ids:
-            raise InvalidRequest("the prompt is empty; the model needs at least one token.", param="prompt")
+            raise InvalidRequest("the prompt is empty; the model needs at least one token.", param=param)
         if len(token_ids) >= self.max_seq_len:
             raise PromptTooLong(
-                f"prompt has {len(token_ids):,} tokens, the context holds {self.max_seq_len:,} with the answer.",
-                param="prompt",
+                f"prompt has {_tokens(len(token_ids))}, the context holds {self.max_seq_len:,} with the answer.",
+                param=param,
             )
         for token_id in (min(token_ids), max(token_ids)):
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidRequest(
-                    f"token id {token_id} is outside the vocabulary of {self.vocab_size:,} tokens.", param="prompt"
+                    f"token id {token_id} is outside the vocabulary of {self.vocab_size:,} tokens.", param=param
                 )
 
     def _sampling(self, request: Request, num_prompt_tokens: int) -> SamplingParams:
@@ -64,7 +64,7 @@ class PromptReader:
         wanted = request.sampling.max_tokens
         if wanted is not None and wanted > room:
             raise PromptTooLong(
-                f"prompt has {num_prompt_tokens:,} tokens and max_tokens is {wanted:,}, the context holds "
+                f"prompt has {_tokens(num_prompt_tokens)} and max_tokens is {wanted:,}, the context holds "
                 f"{self.max_seq_len:,} together; ask for at most {room:,}.",
                 param="max_tokens",
             )
@@ -74,3 +74,7 @@ class PromptReader:
         """What the model's authors advise for the fields that the client left out."""
         advice = {name: getattr(self.defaults, name) for name in unset}
         return {name: value for name, value in advice.items() if value is not None}
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count:,} tokens"

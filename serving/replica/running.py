@@ -40,7 +40,8 @@ class RunningTable:
         self._running: dict[str, _Running] = {}
         self._numbers = itertools.count()
 
-    def __len__(self) -> int:
+    @property
+    def num_requests(self) -> int:
         return len(self._running)
 
     def submit(self, request_id: str, prompt: ReadPrompt, handle: int, listener: Listener) -> str:

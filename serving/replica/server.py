@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from serving.engine.api import EngineState, StepOutput, StepStats
+from serving.engine.api import EngineState, StepOutput
 from serving.errors import EngineFailed, Overloaded, ReplicaUnavailable
 from serving.replica import convert
 from serving.replica.gateway_stream import GatewayStream
@@ -22,7 +22,7 @@ from serving.replica.proto.replica_pb2_grpc import ReplicaServicer
 from serving.replica.running import RunningTable
 from serving.replica.served import ServedModel
 from serving.replica.status import ReplicaState, ReplicaStatus
-from serving.request import Load, Request
+from serving.request import Request
 
 NUM_TOKENIZER_THREADS = 2
 POLL_S = 0.05
@@ -39,9 +39,10 @@ class ReplicaService(ReplicaServicer):
 
     @property
     def status(self) -> ReplicaStatus:
-        load = self._table.load if self._table else Load()
-        stats = self._table.stats if self._table else StepStats()
-        return dataclasses.replace(self._status, load=load, stats=stats)
+        table = self._table
+        if table is None:
+            return self._status
+        return dataclasses.replace(self._status, load=table.load, stats=table.stats)
 
     def report(self, detail: str) -> None:
         """Say what loading is doing."""
@@ -63,7 +64,7 @@ class ReplicaService(ReplicaServicer):
     def fail(self, detail: str) -> None:
         """Nothing will be answered any more; what is in flight ends now."""
         self._change(state=ReplicaState.FAILED, detail=detail)
-        if self._table:
+        if self._table is not None:
             self._table.fail_all(EngineFailed(detail))
 
     def drain(self) -> None:
@@ -81,7 +82,7 @@ class ReplicaService(ReplicaServicer):
     async def close(self) -> None:
         """End the engine's thread, then the rest; steps can still arrive until then."""
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
-        if self._table:
+        if self._table is not None:
             await asyncio.to_thread(self._table.served.engine.stop)  # may wait for the step in progress
             await _poll(lambda: self._engine_state() in (EngineState.STOPPED, EngineState.FAILED))
 
@@ -135,10 +136,11 @@ class ReplicaService(ReplicaServicer):
             stream.outbox.mark_sent()
 
     def _engine_state(self) -> EngineState:
-        return self._table.served.engine.state if self._table else EngineState.STARTING
+        return EngineState.STARTING if self._table is None else self._table.served.engine.state
 
     def _num_requests(self) -> int:
-        return len(self._table or ()) + sum(stream.num_entering for stream in self._streams)
+        num_running = 0 if self._table is None else self._table.num_requests
+        return num_running + sum(stream.num_entering for stream in self._streams)
 
     def _change(self, **changes: object) -> None:
         self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,184 @@
+"""An engine without a model: its tokens can be computed by hand, its thread and its way of ending are real."""
+
+import json
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from model.card import GenerationDefaults, ModelCard, TextAssets
+from model.config import ModelConfig
+from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats
+from serving.errors import EngineFailed
+from serving.request import FinishReason, Load
+
+END_ID = 256
+VOCAB_SIZE = 257
+END_TEXT = "<|end|>"
+FAKE_NAME = "echo"
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@dataclass
+class _Sequence:
+    request: EngineRequest
+    token_ids: list[int] = field(default_factory=list)
+
+    def next_id(self) -> int:
+        prompt = self.request.token_ids
+        return prompt[len(self.token_ids) % len(prompt)]
+
+
+class FakeEngineLoop:
+    """Repeats its prompt: token i of the answer is prompt[i % len(prompt)]. Implements EngineLoop.
+
+    One token per step and request; END_ID ends an answer as a model's EOS would.
+    """
+
+    def __init__(self, *, step_delay_s=0.0, max_seq_len=512, num_slots=64):
+        self.max_seq_len = max_seq_len
+        self.vocab_size = VOCAB_SIZE
+        self.step_delay_s = step_delay_s
+        self.num_steps = 0
+        self.aborted: dict[str, int] = {}  # request id -> step at which it was let go
+        self.go = threading.Event()  # cleared: the next step waits
+        self.go.set()
+        self._num_slots = num_slots
+        self._state = EngineState.STARTING
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._num_tokens = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def state(self):
+        return self._state
+
+    @property
+    def load(self):
+        free = self._num_slots - len(self._running)
+        return Load(len(self._running), len(self._waiting), free, self._num_slots, free, self._num_slots, 16)
+
+    def start(self, on_step):
+        self._state = EngineState.READY
+        self._thread = threading.Thread(target=self._run, args=(on_step,), name="fake-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request):
+        self._inbox.put(request)
+
+    def abort(self, request_id):
+        self._inbox.put(request_id)
+
+    def fail(self):
+        """What a step that raises does to an engine."""
+        self._inbox.put(EngineState.FAILED)
+
+    def stop(self):
+        self._inbox.put(EngineState.STOPPED)
+        self.go.set()
+        if self._thread:
+            self._thread.join()
+
+    def _run(self, on_step):
+        while self._state is EngineState.READY:
+            outputs = self._read_inbox()
+            if self._state is EngineState.READY:
+                self.go.wait()
+                outputs += self._step()
+            if outputs:
+                stats = StepStats(num_steps=self.num_steps, generation_tokens=self._num_tokens)
+                on_step(StepOutput(tuple(outputs), self.load, stats))
+
+    def _read_inbox(self):
+        outputs = []
+        block = not (self._running or self._waiting)
+        while True:
+            try:
+                message = self._inbox.get(block=block)
+            except queue.Empty:
+                return outputs
+            block = False
+            if isinstance(message, EngineRequest):
+                self._waiting.append(_Sequence(message))
+            elif isinstance(message, EngineState):
+                self._state = message
+                return outputs + self._end_all()
+            else:
+                outputs += self._abort(message)
+
+    def _abort(self, request_id):
+        for group in (self._running, self._waiting):
+            for sequence in list(group):
+                if sequence.request.request_id == request_id:
+                    group.remove(sequence)
+                    self.aborted[request_id] = self.num_steps
+                    return [SequenceOutput(request_id, (), FinishReason.ABORT)]
+        return []
+
+    def _end_all(self):
+        ended = [*self._running, *self._waiting]
+        self._running, self._waiting = [], deque()
+        error = EngineFailed("the fake engine failed.")
+        return [SequenceOutput(s.request.request_id, (), FinishReason.ERROR, error) for s in ended]
+
+    def _step(self):
+        while self._waiting and len(self._running) < self._num_slots:
+            self._running.append(self._waiting.popleft())
+        if not self._running:
+            return []
+        time.sleep(self.step_delay_s)
+        self.num_steps += 1
+        outputs = [self._advance(sequence) for sequence in self._running]
+        ended = {output.request_id for output in outputs if output.finish_reason}
+        self._running = [s for s in self._running if s.request.request_id not in ended]
+        self._num_tokens += len(outputs)
+        return outputs
+
+    def _advance(self, sequence):
+        token_id = sequence.next_id()
+        sequence.token_ids.append(token_id)
+        return SequenceOutput(sequence.request.request_id, (token_id,), self._reason(sequence, token_id))
+
+    def _reason(self, sequence, token_id):
+        sampling = sequence.request.sampling
+        if token_id in sampling.stop_token_ids or (token_id == END_ID and not sampling.ignore_eos):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(sequence.token_ids) == sampling.max_tokens else None
+
+
+def byte_tokenizer_json() -> str:
+    """A byte-level tokenizer without merges: the token ids of a text are its UTF-8 bytes, and END_ID is special."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={letter: byte for byte, letter in letters.items()}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_TEXT])
+    return tokenizer.to_str()
+
+
+def fake_card(**generation) -> ModelCard:
+    """The card that goes with FakeEngineLoop: a chat is the concatenation of its messages."""
+    text = TextAssets(byte_tokenizer_json(), CHAT_TEMPLATE, eos_token=END_TEXT)
+    defaults = GenerationDefaults(eos_token_ids=(END_ID,), **generation)
+    return ModelCard(FAKE_NAME, ModelConfig.tiny(vocab_size=VOCAB_SIZE), text, defaults, source="tests")
+
+
+def echo(prompt: str, max_tokens: int) -> str:
+    """The answer of FakeEngineLoop, by hand."""
+    data = prompt.encode()
+    answer = bytes(data[i % len(data)] for i in range(max_tokens))
+    return answer.decode(errors="replace")
+
+
+def sse_events(body: str) -> list:
+    """The JSON of every event, "[DONE]" as it is."""
+    frames = [frame.removeprefix("data: ") for frame in body.split("\n\n") if frame]
+    return [frame if frame == "[DONE]" else json.loads(frame) for frame in frames]

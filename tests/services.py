@@ -1,0 +1,107 @@
+"""Starts the serving programs' insides in this process: a replica around a fake engine, and a gateway in front."""
+
+import asyncio
+import tempfile
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import httpx
+from prometheus_client import CollectorRegistry
+
+from serving.config import EngineConfig, GatewayConfig
+from serving.gateway.admission import Admission
+from serving.gateway.app import create_app
+from serving.gateway.listener import base_url, listen
+from serving.gateway.main import make_server
+from serving.metrics import Metrics
+from serving.replica.client import ReplicaClient
+from serving.replica.proto.replica_pb2_grpc import add_ReplicaServicer_to_server
+from serving.replica.served import ServedModel
+from serving.replica.server import ReplicaService
+from serving.replica.transport import SERVER_OPTIONS
+from tests.fakes import FakeEngineLoop, fake_card
+
+ENGINE_CONFIG = EngineConfig("nowhere")
+
+
+async def until(condition, timeout_s=5.0):
+    """Wait for a condition; fails the test when it does not come true."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - conditions of all kinds
+            await asyncio.sleep(0.005)
+
+
+@dataclass
+class Replica:
+    service: ReplicaService
+    server: grpc.aio.Server
+    engine: FakeEngineLoop
+    address: str
+
+
+@asynccontextmanager
+async def running_replica(engine=None, *, card=None, config=ENGINE_CONFIG, load=True, address=None):
+    """A replica on a Unix socket in a short folder."""
+    engine = engine or FakeEngineLoop()
+    with tempfile.TemporaryDirectory(prefix="pod-") as folder:
+        address = address or f"unix:{Path(folder) / 'replica.sock'}"
+        service = ReplicaService()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        add_ReplicaServicer_to_server(service, server)
+        server.add_insecure_port(address)
+        await server.start()
+        if load:
+            service.serve(ServedModel.build(config, engine, card or fake_card()))
+        try:
+            yield Replica(service, server, engine, address)
+        finally:
+            await server.stop(0)
+            await service.close()
+
+
+@asynccontextmanager
+async def running_client(address, *, ready=True):
+    client = ReplicaClient(address)
+    client.start()
+    try:
+        if ready:
+            await until(lambda: client.ready)
+        yield client
+    finally:
+        await client.close()
+
+
+@dataclass
+class Gateway:
+    client: ReplicaClient
+    admission: Admission
+    http: httpx.AsyncClient
+    url: str
+
+
+@asynccontextmanager
+async def running_app(address, *, ready=True, **config):
+    """The gateway's app without a server."""
+    async with running_client(address, ready=ready) as client:
+        app = create_app(GatewayConfig(replica=address, **config), client, Metrics(CollectorRegistry()))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as http:
+            yield http
+
+
+@asynccontextmanager
+async def running_gateway(address, *, ready=True, **config):
+    """A real HTTP server on a free port, and a client for it."""
+    settings = GatewayConfig(port=0, replica=address, **config)
+    admission = Admission(settings.max_queued)
+    listener = listen(settings.host, settings.port)
+    url = base_url(listener)
+    async with running_client(address, ready=ready) as client:
+        server = make_server(settings, client, admission)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=20, limits=limits, trust_env=False) as http:
+            yield Gateway(client, admission, http, url)
+        server.should_exit = True
+        await serving

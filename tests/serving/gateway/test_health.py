@@ -1,0 +1,101 @@
+"""Probes, models, metrics and request ids."""
+
+import asyncio
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.replica.served import ServedModel
+from tests.fakes import FAKE_NAME, fake_card
+from tests.services import ENGINE_CONFIG, running_app, running_replica, until
+
+
+def samples_of(text):
+    families = text_string_to_metric_families(text)
+    return {(s.name, s.labels.get("finished_reason")): s.value for family in families for s in family.samples}
+
+
+async def until_get(http, condition):
+    for _ in range(500):
+        if condition(response := await http.get("/ready")):
+            return response
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"it stays {response.text}")
+
+
+@pytest.mark.parametrize("path", ["/health", "/live", "/v2/health/live", "/ready", "/readyz", "/v2/health/ready"])
+async def test_probes_of_a_service_that_works(http, path):
+    assert (await http.get(path)).status_code == 200
+
+
+async def test_alive_but_not_ready_while_the_model_loads(engine):
+    async with running_replica(engine, load=False) as replica, running_app(replica.address, ready=False) as http:
+        replica.service.report("loading: 3 of 9 MiB")
+        ready = await until_get(http, lambda response: response.json()["status"] == "starting")
+        assert ready.status_code == 503
+        assert ready.json()["detail"] == "loading: 3 of 9 MiB"
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/v1/models")).status_code == 503
+        refused = await http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "x"})
+        assert refused.status_code == 503
+        assert "loading: 3 of 9 MiB" in refused.json()["error"]["message"]
+        replica.service.serve(ServedModel.build(ENGINE_CONFIG, engine, fake_card()))
+        await until_get(http, lambda response: response.status_code == 200)
+        assert (await http.get("/v1/models")).status_code == 200
+
+
+async def test_not_ready_without_a_replica():
+    async with running_app("127.0.0.1:9", ready=False) as http:
+        assert (await http.get("/ready")).status_code == 503
+        refused = await http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "x"})
+        assert refused.status_code == 503
+        assert "podstream:replica_up 0.0" in (await http.get("/metrics")).text
+
+
+async def test_models_are_listed(http, engine):
+    listed = (await http.get("/v1/models")).json()
+    (row,) = listed["data"]
+    assert listed["object"] == "list"
+    assert (row["id"], row["object"], row["max_model_len"]) == (FAKE_NAME, "model", engine.max_seq_len)
+    assert (await http.get(f"/v1/models/{FAKE_NAME}")).json() == row
+    missing = await http.get("/v1/models/org/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+async def test_metrics_count_requests_and_tokens(http):
+    for max_tokens in (3, 5):
+        await http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "abc", "max_tokens": max_tokens})
+    await http.post("/v1/completions", json={"model": "gpt-9", "prompt": "abc"})
+    response = await http.get("/metrics")
+    samples = samples_of(response.text)
+    assert response.headers["content-type"].startswith("text/plain")
+    assert samples["vllm:request_success_total", "length"] == 2
+    assert samples["vllm:request_success_total", "error"] == 1
+    assert samples["vllm:generation_tokens_total", None] == 8
+    assert samples["vllm:request_generation_tokens_sum", None] == 8
+    assert samples["vllm:request_prompt_tokens_sum", None] == 6
+    assert samples["vllm:time_to_first_token_seconds_count", None] == 2
+    assert samples["vllm:inter_token_latency_seconds_count", None] == 6
+    assert samples["vllm:e2e_request_latency_seconds_count", None] == 3
+    assert samples["vllm:num_requests_running", None] == 0
+    assert samples["podstream:compiles_after_ready_total", None] == 0
+    assert samples["podstream:replica_up", None] == 1
+    assert "gpt-9" not in response.text
+
+
+async def test_a_cancelled_request_counts_as_aborted(gateway, engine):
+    engine.go.clear()
+    async with gateway.http.stream("POST", "/v1/completions", json={"model": FAKE_NAME, "prompt": "x", "stream": True}):
+        pass
+    await until(lambda: gateway.admission.num_in_flight == 0)
+    engine.go.set()
+    assert samples_of((await gateway.http.get("/metrics")).text)["vllm:request_success_total", "abort"] == 1
+
+
+async def test_a_request_id_is_returned_or_made(http):
+    sent = await http.get("/health", headers={"x-request-id": "abc-123"})
+    made = await http.get("/health")
+    silly = await http.get("/v1/nothing", headers={"x-request-id": "x" * 500})
+    assert sent.headers["x-request-id"] == "abc-123"
+    assert len(made.headers["x-request-id"]) == len(silly.headers["x-request-id"]) == 32
