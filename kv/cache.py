@@ -1,0 +1,60 @@
+"""KVCache: the device arrays that hold keys and values of all pages of all layers.
+
+The layout is private to the attention back end. This one serves `kv.paged_attention`: keys are stored transposed, with
+the tokens of a page innermost, so that scores are plain matrix products over gathered pages.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from model import axes
+from model.config import ModelConfig
+from sharding.rules import ShardingRules
+
+_KEY_AXES = (axes.LAYERS, None, axes.KV_HEADS, axes.HEAD_DIM, None)
+_VALUE_AXES = (axes.LAYERS, None, axes.KV_HEADS, None, axes.HEAD_DIM)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVCache:
+    k_LPKHG: jax.Array
+    """Keys after rope. Page 0 is the null page."""
+    v_LPKGH: jax.Array
+
+    @property
+    def page_size(self) -> int:
+        return int(self.v_LPKGH.shape[3])
+
+
+def abstract_cache(
+    config: ModelConfig, num_pages: int, page_size: int, dtype: str, mesh: Mesh, rules: ShardingRules
+) -> KVCache:
+    """ShapeDtypeStructs with shardings: KV heads are split as the attention weights are."""
+    L, K, H = config.num_layers, config.num_kv_heads, config.head_dim
+
+    def describe(shape: tuple[int, ...], names: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
+        whole = [axes.HEAD_DIM if name is None else name for name in names]  # any axis that is never split
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=rules.sharding(mesh, whole))
+
+    return KVCache(
+        k_LPKHG=describe((L, num_pages, K, H, page_size), _KEY_AXES),  # type: ignore[arg-type]
+        v_LPKGH=describe((L, num_pages, K, page_size, H), _VALUE_AXES),  # type: ignore[arg-type]
+    )
+
+
+def make_cache(abstract: KVCache) -> KVCache:
+    """Allocate the pool, filled with zeros, shard by shard on its devices."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    zeros = jax.jit(
+        lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract), out_shardings=shardings
+    )
+    return zeros()
+
+
+def bytes_per_page(config: ModelConfig, page_size: int, dtype: str) -> int:
+    """Keys and values of one page over all layers, on all devices together."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * page_size * jnp.dtype(dtype).itemsize

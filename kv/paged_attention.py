@@ -1,0 +1,114 @@
+"""Paged attention in plain XLA: runs everywhere, and is the oracle for kernels behind the same seam.
+
+A step's flat tokens are cut into *query tiles*: Q consecutive tokens of one sequence. A decode row is a tile of one
+token; a prefill chunk is a few tiles of a fixed Q. Tiles of one size form a `TileGroup` with static shape.
+
+Pages are visited in blocks with an online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867), and the loop runs
+only as far as the longest sequence of the step reaches: no shape depends on the context length.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kv.cache import KVCache
+from model.attention import MASKED, AttentionFn
+
+BLOCK_TOKENS = 128  # keys per loop trip: long enough for full vectors, short enough not to waste half a trip
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TileGroup:
+    """S tiles of Q tokens each; they follow each other in the step's flat token order."""
+
+    pages_SJ: jax.Array
+    """int32: the page row of the sequence that each tile belongs to."""
+    positions_SQ: jax.Array
+    """int32: position of each query in its sequence, -1 where padded."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PagedView:
+    """Where one step's tokens go and what they see. Groups cover the flat tokens in order."""
+
+    groups: tuple[TileGroup, ...]
+
+
+def paged_attention(view: PagedView) -> AttentionFn:
+    """The AttentionFn of one step. Stores the step's keys and values first, so that tokens see their own chunk."""
+
+    def attend(
+        q_TNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, cache: KVCache, layer: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        pages_T, offsets_T = _destinations(view, cache.page_size)
+        cache = KVCache(
+            k_LPKHG=cache.k_LPKHG.at[layer, pages_T, :, :, offsets_T].set(k_TKH.astype(cache.k_LPKHG.dtype)),
+            v_LPKGH=cache.v_LPKGH.at[layer, pages_T, :, offsets_T, :].set(v_TKH.astype(cache.v_LPKGH.dtype)),
+        )
+        outputs, start = [], 0
+        for group in view.groups:
+            end = start + group.positions_SQ.size
+            outputs.append(_attend_tiles(q_TNH[start:end], cache, layer, group))
+            start = end
+        return jnp.concatenate(outputs), cache
+
+    return attend
+
+
+def _destinations(view: PagedView, page_size: int) -> tuple[jax.Array, jax.Array]:
+    """Page and offset of every flat token; padding goes to the null page."""
+    pages, offsets = [], []
+    for group in view.groups:
+        safe_SQ = jnp.maximum(group.positions_SQ, 0)
+        found_SQ = jnp.take_along_axis(group.pages_SJ, safe_SQ // page_size, axis=1)
+        pages.append(jnp.where(group.positions_SQ < 0, 0, found_SQ).reshape(-1))
+        offsets.append((safe_SQ % page_size).reshape(-1))
+    return jnp.concatenate(pages), jnp.concatenate(offsets)
+
+
+def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: TileGroup) -> jax.Array:
+    """Attention of one group's queries over their sequences' pages, float32[S * Q, N, H]."""
+    S, Q = group.positions_SQ.shape
+    N, H = q_TNH.shape[1:]
+    K, G = cache.v_LPKGH.shape[2:4]
+    reps = N // K
+    # Rows of one KV head's score matrix: every query of the tile times every query head that shares the KV head.
+    q_SKMH = q_TNH.reshape(S, Q, K, reps, H).transpose(0, 2, 1, 3, 4).reshape(S, K, Q * reps, H)
+    q_SKMH = (q_SKMH / jnp.sqrt(jnp.float32(H))).astype(cache.k_LPKHG.dtype)
+    positions_SM = jnp.repeat(group.positions_SQ, reps, axis=1)
+    block = max(1, BLOCK_TOKENS // G)
+    pages_SJ = _pad_to_multiple(group.pages_SJ, block)
+    num_blocks = jnp.max(group.positions_SQ) // (block * G) + 1
+
+    def body(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        top_SKM, total_SKM, out_SKMH = carry
+        pages_Sj = jax.lax.dynamic_slice_in_dim(pages_SJ, i * block, block, axis=1)
+        k_SjKHG, v_SjKGH = cache.k_LPKHG[layer, pages_Sj], cache.v_LPKGH[layer, pages_Sj]
+        scores = jnp.einsum("SKMH,SjKHG->SjKMG", q_SKMH, k_SjKHG, preferred_element_type=jnp.float32)
+        keys_jG = (i * block + jnp.arange(block))[:, None] * G + jnp.arange(G)
+        seen = keys_jG[None, :, None, None, :] <= positions_SM[:, None, None, :, None]
+        scores = jnp.where(seen, scores, MASKED)
+        new_top = jnp.maximum(top_SKM, jnp.max(scores, axis=(1, 4)))
+        weights = jnp.where(seen, jnp.exp(scores - new_top[:, None, :, :, None]), 0.0)
+        shrink = jnp.exp(top_SKM - new_top)
+        mixed = jnp.einsum(
+            "SjKMG,SjKGH->SjKMH", weights.astype(v_SjKGH.dtype), v_SjKGH, preferred_element_type=jnp.float32
+        )
+        total = total_SKM * shrink + jnp.sum(weights, axis=(1, 4))
+        return new_top, total, out_SKMH * shrink[..., None] + jnp.sum(mixed, axis=1)
+
+    shape = (S, K, Q * reps)
+    start = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, H), jnp.float32))
+    _, total_SKM, out_SKMH = jax.lax.fori_loop(0, num_blocks, body, start)
+    out_SKMH = out_SKMH / jnp.maximum(total_SKM, 1e-30)[..., None]  # padded queries see nothing and give zeros
+    return out_SKMH.reshape(S, K, Q, reps, H).transpose(0, 2, 1, 3, 4).reshape(S * Q, N, H)
+
+
+def _pad_to_multiple(pages_SJ: jax.Array, block: int) -> jax.Array:
+    """Fill the page rows with null pages up to whole blocks, so that the last slice does not slide back."""
+    missing = -pages_SJ.shape[1] % block
+    return jnp.pad(pages_SJ, ((0, 0), (0, missing)))

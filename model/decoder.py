@@ -1,0 +1,103 @@
+"""Decoder: the Llama-style transformer. Layers are stacked on a leading axis and scanned.
+
+One compiled layer body serves all layers, so that compile time does not grow with depth. The cache is carried through
+the scan, never passed as its input or output slices: those would be copied.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from model import axes
+from model.attention import Attention, AttentionFn
+from model.config import ModelConfig
+from model.layers import GatedMLP, RMSNorm, product, rope_frequencies, rope_table, weight
+
+
+class DecoderLayer(nnx.Module):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.attention_norm = RMSNorm(config.embed_dim, config.norm_eps)
+        self.attention = Attention(config, rngs)
+        self.mlp_norm = RMSNorm(config.embed_dim, config.norm_eps)
+        self.mlp = GatedMLP(config, rngs)
+
+    def __call__(
+        self, x_TD: jax.Array, rope: tuple[jax.Array, jax.Array], attend: AttentionFn, cache: Any, layer: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        attended_TD, cache = self.attention(self.attention_norm(x_TD), rope, attend, cache, layer)
+        x_TD = x_TD + attended_TD
+        return x_TD + self.mlp(self.mlp_norm(x_TD)), cache
+
+
+class Embedding(nnx.Module):
+    """Token vectors; with tied embeddings also the output head."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        shape = (config.vocab_size, config.embed_dim)
+        self.embedding = weight(rngs, shape, (axes.VOCAB, axes.EMBED), config.embed_dim)
+
+    def __call__(self, tokens_T: jax.Array) -> jax.Array:
+        return self.embedding[...][tokens_T].astype(jnp.float32)
+
+    def logits(self, x_RD: jax.Array) -> jax.Array:
+        return product("RD,VD->RV", x_RD, self.embedding)
+
+
+class Head(nnx.Module):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        shape = (config.embed_dim, config.vocab_size)
+        self.kernel = weight(rngs, shape, (axes.EMBED, axes.VOCAB), config.embed_dim)
+
+    def __call__(self, x_RD: jax.Array) -> jax.Array:
+        return product("RD,DV->RV", x_RD, self.kernel)
+
+
+class Decoder(nnx.Module):
+    """Parameters as a nested dict are documented in `model.convert`, which fills them."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.embed = Embedding(config, rngs)
+        self.layers = _stacked_layers(config, rngs)
+        self.final_norm = RMSNorm(config.embed_dim, config.norm_eps)
+        if not config.tie_embeddings:
+            self.head = Head(config, rngs)
+
+    def __call__(
+        self,
+        tokens_T: jax.Array,
+        positions_T: jax.Array,
+        attend: AttentionFn,
+        cache: Any = None,
+        rows_R: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """Logits of the tokens at `rows_R` (all of them by default) as float32[R, V], and the new cache.
+
+        tokens_T, positions_T: int32[T], flat over all sequences of the step; `attend` knows which belong together.
+        """
+        config = self.config
+        rope = rope_table(positions_T, rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
+        layer_def, layer_state = nnx.split(self.layers)
+
+        def body(carry: tuple[jax.Array, Any], inputs: tuple[Any, jax.Array]) -> tuple[tuple[jax.Array, Any], None]:
+            x_TD, cache = carry
+            state, index = inputs
+            return nnx.merge(layer_def, state)(x_TD, rope, attend, cache, index), None
+
+        indices_L = jnp.arange(config.num_layers, dtype=jnp.int32)
+        (x_TD, cache), _ = jax.lax.scan(body, (self.embed(tokens_T), cache), (layer_state, indices_L))
+        x_RD = self.final_norm(x_TD if rows_R is None else x_TD[rows_R])
+        return (self.embed.logits(x_RD) if config.tie_embeddings else self.head(x_RD)), cache
+
+
+def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> DecoderLayer:
+    """One DecoderLayer whose every parameter has a leading layer axis (its `logical_axes` do not name it)."""
+
+    @nnx.split_rngs(splits=config.num_layers)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def make(rngs: nnx.Rngs) -> DecoderLayer:
+        return DecoderLayer(config, rngs)
+
+    return make(rngs)

@@ -1,0 +1,81 @@
+"""The building blocks of a decoder: linear maps, RMSNorm, rope and the gated MLP.
+
+Activations travel in float32. A product casts its input to the weight's dtype and accumulates in float32: that is exact
+for float32 weights, and for bfloat16 ones it is the form that runs fast on TPU and CPU alike.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from model import axes
+from model.config import ModelConfig, RopeScaling
+
+
+def weight(rngs: nnx.Rngs, shape: Sequence[int], logical_axes: Sequence[str], fan_in: int) -> nnx.Param[jax.Array]:
+    """A float32 parameter with normal init of variance 1/fan_in; `logical_axes` names each dimension."""
+    values = jax.random.normal(rngs.params(), tuple(shape), jnp.float32) / math.sqrt(fan_in)
+    return nnx.Param(values, logical_axes=tuple(logical_axes))
+
+
+def product(spec: str, x: jax.Array, weight: nnx.Param[jax.Array]) -> jax.Array:
+    """`jnp.einsum` of activations with a weight, float32 out."""
+    w = weight[...]
+    return jnp.einsum(spec, x.astype(w.dtype), w, preferred_element_type=jnp.float32)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm without mean or bias (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones(width, jnp.float32), logical_axes=(axes.EMBED,))
+        self.eps = eps
+
+    def __call__(self, x_TD: jax.Array) -> jax.Array:
+        mean_square = jnp.mean(x_TD * x_TD, axis=-1, keepdims=True)
+        return x_TD * jax.lax.rsqrt(mean_square + self.eps) * self.scale[...].astype(jnp.float32)
+
+
+class GatedMLP(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        wide = (config.embed_dim, config.mlp_dim)
+        self.gate = weight(rngs, wide, (axes.EMBED, axes.MLP), config.embed_dim)
+        self.up = weight(rngs, wide, (axes.EMBED, axes.MLP), config.embed_dim)
+        self.down = weight(rngs, wide[::-1], (axes.MLP, axes.EMBED), config.mlp_dim)
+
+    def __call__(self, x_TD: jax.Array) -> jax.Array:
+        gate_TF = product("TD,DF->TF", x_TD, self.gate)
+        up_TF = product("TD,DF->TF", x_TD, self.up)
+        return product("TF,FD->TD", jax.nn.silu(gate_TF) * up_TF, self.down)
+
+
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> jax.Array:
+    """Radians per position of each rotated pair, float32[head_dim / 2] (Su et al. 2021, arXiv 2104.09864)."""
+    exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+    frequencies = 1.0 / theta**exponents
+    return frequencies if scaling is None else _stretch(frequencies, scaling)
+
+
+def _stretch(frequencies: jax.Array, s: RopeScaling) -> jax.Array:
+    """Llama 3: slow rotations are divided by `factor`, fast ones kept, those between are blended linearly."""
+    turns = s.original_max_position * frequencies / (2 * math.pi)
+    blend = jnp.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
+    return frequencies / s.factor * (1 - blend) + frequencies * blend
+
+
+def rope_table(positions_T: jax.Array, frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(cos, sin), each float32[T, 1, head_dim / 2], made once per step for all layers."""
+    angles = positions_T.astype(jnp.float32)[:, None] * frequencies
+    return jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
+
+
+def rotate(x_TNH: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotate pairs (i, i + head_dim/2), the layout of Hugging Face checkpoints (GGUF pairs neighbours instead)."""
+    cos, sin = table
+    left, right = jnp.split(x_TNH, 2, axis=-1)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)

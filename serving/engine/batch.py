@@ -1,0 +1,130 @@
+"""A plan as arrays: the finite set of step shapes, and the one packed int32 upload of a step.
+
+A step has R rows, one per sequence, and S prefill tiles of Q tokens. Its flat tokens are R decode tokens (read from
+`last_token` on the device; idle for rows that prefill) followed by S * Q prefill tokens. Everything the host has to say
+travels in one int32 vector; `BatchLayout` knows where each field lies, on both sides of the upload.
+"""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv.page_table import PageTable, pages_for
+from serving.engine.plan import StepPlan
+from serving.engine.sequence import Sequence
+from serving.errors import EngineFailed
+
+ROW_FIELDS = ("slot", "position", "sample_at", "sample_position",
+              "temperature", "top_k", "top_p", "min_p", "seed_high", "seed_low")  # fmt: skip
+_SAMPLING = 4  # the fields from here on are copied from the slot's settings
+NOTHING = -1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepShape:
+    """One compiled program: `rows` sequences and `tiles` prefill tiles (0 for a decode step)."""
+
+    tiles: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"mixed {self.rows} rows + {self.tiles} tiles" if self.tiles else f"decode {self.rows} rows"
+
+
+def step_shapes(num_slots: int, max_tiles: int) -> tuple[StepShape, ...]:
+    """All shapes that are compiled: decode rows in powers of two; prefill tiles in powers of two, beside few or all."""
+    decode = [StepShape(0, rows) for rows in _powers_of_two(num_slots)]
+    mixed_rows = sorted({min(8, num_slots), num_slots})
+    mixed = [StepShape(tiles, rows) for tiles in _powers_of_two(max_tiles) for rows in mixed_rows]
+    return tuple(decode + mixed)
+
+
+def choose_shape(plan: StepPlan, shapes: tuple[StepShape, ...], tile_tokens: int) -> StepShape:
+    """The smallest shape that holds the plan. A missing one is an error, never a compile in service."""
+    rows = len(plan.decode) + len(plan.prefill)
+    tiles = sum(pages_for(chunk.length, tile_tokens) for chunk in plan.prefill)
+    fitting = [s for s in shapes if s.rows >= rows and s.tiles >= tiles and bool(s.tiles) == bool(tiles)]
+    if not fitting:
+        raise EngineFailed(f"no compiled step shape holds {rows} rows and {tiles} tiles; compiled: {shapes}.")
+    return min(fitting)
+
+
+ArrayT = TypeVar("ArrayT")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """Where the fields of one shape's packed vector lie: rows, page rows, tile rows, tile tokens, tile positions."""
+
+    shape: StepShape
+    pages_per_slot: int
+    tile_tokens: int
+
+    @property
+    def size(self) -> int:
+        return sum(rows * columns for rows, columns in self._blocks())
+
+    def _blocks(self) -> tuple[tuple[int, int], ...]:
+        R, S, Q = self.shape.rows, self.shape.tiles, self.tile_tokens
+        return (len(ROW_FIELDS), R), (R, self.pages_per_slot), (S, 1), (S, Q), (S, Q)
+
+    def split(self, packed: ArrayT) -> tuple[ArrayT, ...]:
+        """Views of a packed vector, numpy or traced: fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ."""
+        views, start = [], 0
+        for rows, columns in self._blocks():
+            views.append(packed[start : start + rows * columns].reshape(rows, columns))  # type: ignore[index]
+            start += rows * columns
+        return tuple(views)
+
+
+class SlotSettings:
+    """Sampling parameters per slot as int32 columns, written once when a sequence is admitted."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.values_FB: NDArray[np.int32] = np.zeros((len(ROW_FIELDS) - _SAMPLING, num_slots), np.int32)
+
+    def set(self, slot: int, sequence: Sequence) -> None:
+        p, seed = sequence.request.sampling, sequence.seed % 2**64
+        floats = np.asarray([p.temperature, p.top_p, p.min_p], np.float32).view(np.int32)
+        seeds = np.asarray([seed >> 32, seed % 2**32], np.uint32).view(np.int32)
+        self.values_FB[:, slot] = (floats[0], min(p.top_k, 2**31 - 1), floats[1], floats[2], *seeds)
+
+
+def build_batch(plan: StepPlan, layout: BatchLayout, table: PageTable, settings: SlotSettings) -> NDArray[np.int32]:
+    """The packed vector of a plan whose sequences all have slots and pages. Rows: decodes first, then chunks."""
+    scrap_slot = table.page_indices_BJ.shape[0]
+    packed: NDArray[np.int32] = np.zeros(layout.size, np.int32)
+    fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ = layout.split(packed)
+    slot_R, position_R, sample_at_R, sample_position_R = fields_FR[:_SAMPLING]
+    slot_R[:] = scrap_slot
+    position_R[:] = sample_at_R[:] = NOTHING
+    positions_SQ[:] = NOTHING
+
+    num_decode = len(plan.decode)
+    rows = [*plan.decode, *(chunk.sequence for chunk in plan.prefill)]
+    slot_R[: len(rows)] = slots = [s.slot for s in rows]
+    position_R[:num_decode] = [s.num_tokens - 1 for s in plan.decode]
+    sample_at_R[:num_decode] = range(num_decode)
+    sample_position_R[: len(rows)] = [s.num_tokens for s in rows]
+    fields_FR[_SAMPLING:, : len(rows)] = settings.values_FB[:, slots]
+    pages_RJ[: len(rows)] = table.page_indices_BJ[slots]
+
+    tile, Q = 0, layout.tile_tokens
+    tokens_T, positions_T = tokens_SQ.reshape(-1), positions_SQ.reshape(-1)
+    for row, chunk in enumerate(plan.prefill, start=num_decode):
+        at, end = tile * Q, chunk.start + chunk.length
+        tokens_T[at : at + chunk.length] = chunk.sequence.token_ids[chunk.start : end]
+        positions_T[at : at + chunk.length] = range(chunk.start, end)
+        num_tiles = pages_for(chunk.length, Q)
+        tile_rows_S1[tile : tile + num_tiles] = row
+        tile += num_tiles
+        if chunk.is_last:
+            sample_at_R[row] = layout.shape.rows + at + chunk.length - 1
+    return packed
+
+
+def _powers_of_two(largest: int) -> list[int]:
+    """1, 2, 4, ... up to `largest`, which is always the last."""
+    return [*(2**i for i in range((largest - 1).bit_length())), largest]

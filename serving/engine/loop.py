@@ -1,0 +1,129 @@
+"""EngineThread: the one thread that owns an Engine.
+
+1. Others put submissions and aborts into the inbox; nobody else touches the engine.
+2. The thread empties the inbox; when the engine is idle it waits there.
+3. It runs one step: dispatch the next device call, read the tokens of the one before.
+4. News of the step, and how full the engine is, go to `on_step` as one value.
+5. A step that raises fails the requests it held, once, and the engine for good: its device state is not to be trusted.
+"""
+
+import dataclasses
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats
+from serving.engine.engine import Engine, step_failed
+from serving.errors import EngineFailed, ServiceError
+from serving.request import FinishReason, Load
+
+logger = logging.getLogger(__name__)
+
+
+class _Stop:
+    """Inbox message: end the thread."""
+
+
+_Message = EngineRequest | str | _Stop  # a plain string is the id of a request to abort
+
+
+class EngineThread:
+    """Implements `serving.engine.api.EngineLoop`."""
+
+    def __init__(self, engine: Engine, compiles_after_ready: Callable[[], int]) -> None:
+        self._engine = engine
+        self._compiles_after_ready = compiles_after_ready
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._state = EngineState.STARTING
+        self._load = engine.load
+        self._thread: threading.Thread | None = None
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def max_seq_len(self) -> int:
+        return self._engine.max_seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self._engine.vocab_size
+
+    @property
+    def load(self) -> Load:
+        return self._load
+
+    def start(self, on_step: Callable[[StepOutput], None]) -> None:
+        self._thread = threading.Thread(target=self._run, args=(on_step,), name="engine", daemon=True)
+        self._state = EngineState.READY
+        self._thread.start()
+
+    def submit(self, request: EngineRequest) -> None:
+        self._inbox.put(request)
+
+    def abort(self, request_id: str) -> None:
+        self._inbox.put(request_id)
+
+    def stop(self) -> None:
+        self._inbox.put(_Stop())
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, on_step: Callable[[StepOutput], None]) -> None:
+        while True:
+            outputs, stopping = self._read_inbox()
+            if stopping:
+                outputs += self._engine.fail_all(EngineFailed("the engine is stopping."))
+                self._state = EngineState.STOPPED
+            elif self._state is EngineState.READY:
+                outputs += self._step()
+            self._load = self._engine.load
+            if outputs:
+                on_step(StepOutput(tuple(outputs), self._load, self._stats()))
+            if stopping:
+                return
+
+    def _stats(self) -> StepStats:
+        return dataclasses.replace(self._engine.stats, num_compiles_after_ready=self._compiles_after_ready())
+
+    def _step(self) -> list[SequenceOutput]:
+        try:
+            return list(self._engine.step())
+        except Exception as error:
+            logger.exception("the step failed; all requests of this engine fail and it takes no more")
+            self._state = EngineState.FAILED
+            return list(self._engine.fail_all(step_failed(error)))
+
+    def _read_inbox(self) -> tuple[list[SequenceOutput], bool]:
+        """Act on all messages that are there; wait for one when there is nothing else to do."""
+        outputs: list[SequenceOutput] = []
+        for message in self._messages():
+            if isinstance(message, _Stop):
+                return outputs, True
+            if isinstance(message, str):
+                ended = self._engine.abort(message)
+            else:
+                ended = self._submit(message)
+            if ended is not None:
+                outputs.append(ended)
+        return outputs, False
+
+    def _messages(self) -> Iterator[_Message]:
+        idle = self._state is not EngineState.READY or not self._engine.has_work
+        try:
+            yield self._inbox.get(block=idle)
+            while True:
+                yield self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _submit(self, request: EngineRequest) -> SequenceOutput | None:
+        try:
+            if self._state is not EngineState.READY:
+                raise EngineFailed("the engine has failed and takes no more requests.")
+            self._engine.submit(request)
+        except ServiceError as error:
+            return SequenceOutput(request.request_id, (), FinishReason.ERROR, error)
+        return None

@@ -1,0 +1,87 @@
+"""Engines over a tiny random float32 model, and drivers that run requests through them step by step."""
+
+import itertools
+import secrets
+from functools import cache
+
+import jax
+
+from kv.page_pool import PagePool
+from model.card import GenerationDefaults, ModelCard, TextAssets
+from model.config import ModelConfig
+from serving.config import EngineConfig
+from serving.engine.api import EngineRequest
+from serving.engine.build import TILE_TOKENS, make_programs
+from serving.engine.engine import Engine
+from serving.engine.plan import Limits
+from serving.request import SamplingParams
+from sharding.mesh import make_mesh
+from sharding.params import abstract_params, init_params
+from sharding.rules import choose_rules
+from sharding.spec import MeshSpec
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+PAGE_SIZE = 4
+MAX_SEQ_LEN = 160
+CONFIG = ModelConfig.tiny(num_heads=8, num_kv_heads=4)
+
+
+def tiny_card(config=CONFIG, eos=()):
+    return ModelCard("tiny", config, TextAssets("{}"), GenerationDefaults(tuple(eos)), "random")
+
+
+@cache
+def tiny_params(config=CONFIG):
+    return init_params(config, seed=1)
+
+
+def tiny_engine(*, eos=(), model=CONFIG, mesh="data=1,tensor=1", num_pages=128, max_tiles=2, **changes):
+    """A new engine with an empty pool of `num_pages`. Programs are compiled once per model and mesh, and the page
+    arrays keep what earlier engines left in them, which must not matter."""
+    settings = {"max_waiting": 1024, "overlap": True, **changes}
+    return Engine(
+        _programs(model, mesh),
+        PagePool(num_pages + 1),
+        Limits(PAGE_SIZE, TILE_TOKENS, max_tiles),
+        eos_token_ids=eos,
+        max_seq_len=MAX_SEQ_LEN,
+        draw_seed=secrets.randbits,
+        **settings,
+    )
+
+
+@cache
+def _programs(model, mesh):
+    config = EngineConfig(
+        "none", mesh=mesh, num_slots=4, page_size=PAGE_SIZE, num_pages=128, chunk_tokens=64, max_seq_len=MAX_SEQ_LEN
+    )
+    spec = MeshSpec.parse(mesh)
+    device_mesh, rules = make_mesh(spec), choose_rules(model, spec)
+    abstract = abstract_params(model, device_mesh, rules, "float32")
+    weights = jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), tiny_params(model), abstract)
+    return make_programs(config, tiny_card(model), weights, device_mesh, rules, "float32", lambda _: None)
+
+
+def request(name, token_ids, sampling=GREEDY):
+    return EngineRequest(str(name), tuple(token_ids), sampling)
+
+
+def run(engine, requests, *, arrive_every=0, check=True, max_steps=2_000):
+    """Answers by request id, as (token ids, finish_reason). Requests arrive together or `arrive_every` steps apart."""
+    answers = {r.request_id: ([], None) for r in requests}
+    waiting = list(requests)
+    for step in itertools.count():
+        while waiting and (not arrive_every or step % arrive_every == 0):
+            engine.submit(waiting.pop(0))
+            if arrive_every:
+                break
+        for output in engine.step():
+            tokens, reason = answers[output.request_id]
+            assert reason is None, "news after the end"
+            tokens.extend(output.token_ids)
+            answers[output.request_id] = (tokens, output.finish_reason)
+        if check:
+            engine.check_integrity()
+        if not waiting and not engine.has_work:
+            return answers
+        assert step < max_steps, "the engine does not come to an end"

@@ -1,0 +1,102 @@
+"""Paged attention equals dense attention, whatever pages, tiles and lengths it is given."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kv.cache import KVCache
+from kv.paged_attention import PagedView, TileGroup, paged_attention
+from model.attention import dense_attention
+
+N, K, H, G, J, PAGES = 4, 2, 8, 4, 50, 256
+ATOL = 2e-6
+
+
+def empty_cache(layers=2):
+    return KVCache(jnp.zeros((layers, PAGES, K, H, G)), jnp.zeros((layers, PAGES, K, G, H)))
+
+
+def paged(groups, q, k, v, cache, layer):
+    return paged_attention(PagedView(groups))(q, k, v, cache, layer)
+
+
+attend = jax.jit(paged)
+
+
+def random_qkv(rng, tokens):
+    return [jnp.asarray(rng.standard_normal((tokens, heads, H)), jnp.float32) for heads in (N, K, K)]
+
+
+def page_rows(rng, num_rows):
+    return rng.permutation(np.arange(1, PAGES))[: num_rows * J].reshape(num_rows, J).astype(np.int32)
+
+
+def tiles(pages_J, start, length, size, width=J):
+    """Tiles of `size` for tokens start..start+length of one sequence, and which flat rows are real."""
+    count = -(-length // size)
+    positions = np.full(count * size, -1, np.int32)
+    positions[:length] = np.arange(start, start + length)
+    return TileGroup(jnp.tile(pages_J[None, :width], (count, 1)), jnp.asarray(positions.reshape(count, size)))
+
+
+@pytest.mark.parametrize(("length", "size"), [(1, 1), (4, 8), (5, 1), (127, 8), (128, 1), (129, 8), (200, 8)])
+def test_a_whole_prompt_equals_dense_attention(length, size):
+    rng = np.random.default_rng(length)
+    group = tiles(page_rows(rng, 1)[0], 0, length, size)
+    q, k, v = random_qkv(rng, group.positions_SQ.size)
+    out, _ = attend((group,), q, k, v, empty_cache(), jnp.int32(1))
+    expected, _ = dense_attention(jnp.zeros(length, int), jnp.arange(length))(
+        q[:length], k[:length], v[:length], None, jnp.int32(1)
+    )
+    np.testing.assert_allclose(out[:length], expected, atol=ATOL)
+
+
+@pytest.mark.parametrize("first", [1, 31, 130])
+def test_a_chunk_sees_the_chunks_before_it(first):
+    rng = np.random.default_rng(first)
+    total, pages = 160, page_rows(rng, 1)[0]
+    q, k, v = random_qkv(rng, total)
+    cache = empty_cache()
+    outs = []
+    for start, end in ((0, first), (first, total)):
+        group = tiles(pages, start, end - start, 1)
+        out, cache = attend((group,), q[start:end], k[start:end], v[start:end], cache, jnp.int32(0))
+        outs.append(out)
+    expected, _ = dense_attention(jnp.zeros(total, int), jnp.arange(total))(q, k, v, None, jnp.int32(0))
+    np.testing.assert_allclose(jnp.concatenate(outs), expected, atol=ATOL)
+
+
+def test_sequences_of_one_step_do_not_see_each_other():
+    rng = np.random.default_rng(7)
+    lengths, rows = (9, 1, 30), page_rows(rng, 3)
+    groups = tuple(tiles(rows[i], 0, n, 1) for i, n in enumerate(lengths))
+    q, k, v = random_qkv(rng, sum(lengths))
+    out, _ = attend(groups, q, k, v, empty_cache(), jnp.int32(0))
+    segments = jnp.repeat(jnp.arange(3), jnp.asarray(lengths))
+    positions = jnp.concatenate([jnp.arange(n) for n in lengths])
+    expected, _ = dense_attention(segments, positions)(q, k, v, None, jnp.int32(0))
+    np.testing.assert_allclose(out, expected, atol=ATOL)
+
+
+def test_padding_writes_only_to_the_null_page_and_other_layers_are_left_alone():
+    rng = np.random.default_rng(0)
+    pages = page_rows(rng, 1)[0]
+    group = tiles(pages, 0, 3, 8)
+    q, k, v = random_qkv(rng, 8)
+    out, cache = attend((group,), q, k, v, empty_cache(), jnp.int32(1))
+    written = {int(p) for p in np.argwhere(np.any(np.asarray(cache.k_LPKHG[1]), axis=(1, 2, 3)))[:, 0]}
+    assert written <= {0, int(pages[0])}
+    assert not np.any(np.asarray(cache.k_LPKHG[0])) and not np.any(np.asarray(cache.v_LPKGH[0]))
+    assert np.all(np.isfinite(out)) and not np.any(np.asarray(out[3:]))
+
+
+def test_the_cache_is_updated_in_place_when_donated():
+    group = tiles(np.arange(1, J + 1, dtype=np.int32), 0, 8, 8)
+
+    cache = empty_cache()
+    q, k, v = random_qkv(np.random.default_rng(1), 8)
+    memory = jax.jit(paged, donate_argnums=4).lower((group,), q, k, v, cache, jnp.int32(1)).compile().memory_analysis()
+    pool_bytes = cache.k_LPKHG.nbytes + cache.v_LPKGH.nbytes
+    assert memory.alias_size_in_bytes == pool_bytes
+    assert memory.temp_size_in_bytes < pool_bytes / 4
