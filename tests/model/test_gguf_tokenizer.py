@@ -1,0 +1,69 @@
+"""The rules by which text is cut before merging; whole tokenizers are compared with transformers in the e2e tests."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from model.gguf_tokenizer import RULES, read_text_assets
+from serving.engine.tokenizer import Tokenizer
+
+
+def _fields(pre, tokens=(), merges=("a b",), **changes):
+    """A vocabulary of single bytes, then `tokens`."""
+    letters = [*tokenizers.pre_tokenizers.ByteLevel.alphabet(), "ab", *tokens]
+    fields = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": letters,
+        "tokenizer.ggml.token_type": [1] * len(letters), "tokenizer.ggml.merges": list(merges),
+    }  # fmt: skip
+    return fields | {key.replace("__", "."): value for key, value in changes.items()}
+
+
+def _pieces(pre, text):
+    """How the rule cuts `text`, as text again."""
+    tokenizer = tokenizers.Tokenizer.from_str(read_text_assets(Path("m.gguf"), _fields(pre)).tokenizer_json)
+    return [text[start:end] for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("gpt-2", "it's 1234 x", ["it", "'s", " 1234", " x"]),
+        ("default", "a  b", ["a", " ", " b"]),
+        ("smollm", "ab 1234", ["ab", " ", "1", "2", "3", "4"]),
+        ("smollm", "½²①", ["½", "²", "①"]),
+        ("llama-bpe", "Ab'S 12345\n\n x", ["Ab", "'S", " ", "123", "45", "\n\n", " x"]),
+        ("llama-bpe", "a,b!?\r\n", ["a", ",b", "!?\r\n"]),
+        ("qwen2", "n 123", ["n", " ", "1", "2", "3"]),
+    ],
+)
+def test_rules_cut_text(pre, text, pieces):
+    assert _pieces(pre, text) == pieces
+
+
+def test_every_rule_decodes_what_it_encodes():
+    text = "Grüße 123\n\n  你好 it's\tok 😀"
+    for pre in RULES:
+        tokenizer = Tokenizer(read_text_assets(Path("m.gguf"), _fields(pre)))
+        detokenizer = tokenizer.detokenizer()
+        assert detokenizer.push(tokenizer.encode(text)) + detokenizer.finish() == text, pre
+
+
+def test_bos_rule_follows_the_file_then_the_family():
+    assert read_text_assets(Path("m"), _fields("llama-bpe")).add_bos
+    assert not read_text_assets(Path("m"), _fields("llama-bpe", tokenizer__ggml__add_bos_token=False)).add_bos
+    assert not read_text_assets(Path("m"), _fields("smollm")).add_bos
+
+
+def test_control_tokens_are_special_and_user_tokens_are_text():
+    tokens = ("<s>", "<think>")
+    fields = _fields("gpt-2", tokens)
+    fields["tokenizer.ggml.token_type"][-2:] = [3, 4]
+    text = read_text_assets(Path("m"), fields)
+    added = json.loads(text.tokenizer_json)["added_tokens"]
+    assert [(token["content"], token["special"]) for token in added] == [("<s>", True), ("<think>", False)]
+    tokenizer = Tokenizer(text)
+    ids = tokenizer.encode("<s><think>ab")
+    assert len(ids) == 3
+    assert tokenizer.detokenizer().push(ids) == "<think>ab"

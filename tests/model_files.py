@@ -1,0 +1,119 @@
+"""Small models written in the formats that others write: GGUF files and Hugging Face folders."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType as Quant
+from gguf import GGUFWriter
+
+from model.foreign import ForeignModel
+from model.hf_folder import read_hf_folder
+
+GOLDEN = Path(__file__).parent / "golden"
+TIED, LLAMA3 = GOLDEN / "tiny_tied", GOLDEN / "tiny_llama3"
+
+GGUF_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def tiny_tensors(folder: Path = TIED) -> tuple[ForeignModel, dict[str, np.ndarray]]:
+    """A golden model and its tensors under Hugging Face's names."""
+    model = read_hf_folder(folder)
+    return model, {name: tensor.read() for name, tensor in model.tensors.items()}
+
+
+def permute(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """The order of q and k rows in a GGUF file, written as an index: half `h`, row `r` of a head goes to `2 r + h`."""
+    rows = weight.shape[0] // num_heads
+    out = np.empty_like(weight)
+    for head in range(num_heads):
+        for row in range(rows):
+            half, pair = divmod(row, rows // 2)
+            out[head * rows + 2 * pair + half] = weight[head * rows + row]
+    return out
+
+
+def gguf_name(name: str) -> str:
+    if name in GGUF_NAMES:
+        return GGUF_NAMES[name]
+    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
+    return f"blk.{layer}.{GGUF_NAMES[part]}.weight"
+
+
+def tiny_fields(model: ForeignModel) -> dict[str, object]:
+    """The metadata that a converter would write for a golden model."""
+    config = model.config
+    tokenizer = json.loads(model.text.tokenizer_json)
+    vocab = tokenizer["model"]["vocab"]
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    return {
+        "llama.block_count": config.num_layers, "llama.context_length": config.max_seq_len,
+        "llama.embedding_length": config.embed_dim, "llama.feed_forward_length": config.mlp_dim,
+        "llama.attention.head_count": config.num_heads, "llama.attention.head_count_kv": config.num_kv_heads,
+        "llama.attention.key_length": config.head_dim, "llama.attention.value_length": config.head_dim,
+        "llama.rope.dimension_count": config.head_dim, "llama.vocab_size": config.vocab_size,
+        "llama.rope.freq_base": config.rope_theta, "llama.attention.layer_norm_rms_epsilon": config.norm_eps,
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": vocab["<|begin|>"], "tokenizer.ggml.eos_token_id": vocab["<|end|>"],
+        "tokenizer.chat_template": model.text.chat_template,
+    }  # fmt: skip
+
+
+def write_gguf(
+    path: Path, fields: Mapping[str, object], tensors: Mapping[str, np.ndarray | tuple[np.ndarray, Quant]], *,
+    architecture: str = "llama",
+) -> Path:  # fmt: skip
+    """Fields by Python type (float -> 32 bits); a tensor may come as its quantised bytes `[rows, bytes]` and type."""
+    writer = GGUFWriter(str(path), architecture)
+    for key, value in fields.items():
+        _add_field(writer, key, value)
+    for name, tensor in tensors.items():
+        if isinstance(tensor, tuple):
+            writer.add_tensor(name, tensor[0], raw_dtype=tensor[1])
+        else:
+            writer.add_tensor(name, np.ascontiguousarray(tensor))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_tiny_gguf(path: Path, **changes: object) -> Path:
+    """The golden model with tied embeddings as a float32 GGUF file; `changes` replace fields (`__` for a dot)."""
+    model, tensors = tiny_tensors()
+    fields = tiny_fields(model) | {key.replace("__", "."): value for key, value in changes.items()}
+    return write_gguf(path, {k: v for k, v in fields.items() if v is not None}, to_gguf(model, tensors))
+
+
+def to_gguf(model: ForeignModel, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    heads = {"q_proj": model.config.num_heads, "k_proj": model.config.num_kv_heads}
+    out = {}
+    for name, tensor in tensors.items():
+        count = next((count for part, count in heads.items() if part in name), None)
+        out[gguf_name(name)] = permute(tensor, count) if count else tensor
+    return out
+
+
+def _add_field(writer: GGUFWriter, key: str, value: object) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
