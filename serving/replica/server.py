@@ -35,6 +35,7 @@ class ReplicaService(ReplicaServicer):
         self._status = ReplicaStatus()
         self._table: RunningTable | None = None
         self._streams: set[GatewayStream] = set()
+        self._num_reading = 0
         self._tokenizing = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize")
 
     @property
@@ -91,13 +92,18 @@ class ReplicaService(ReplicaServicer):
         if self._table is None or not self._status.ready:
             raise ReplicaUnavailable(f"the replica is {self._status.state}: {self._status.detail}.", retry_after_s=1)
         capacity = self._table.served.capacity
-        if self._num_requests() > capacity:  # the one that asks is counted already
+        if self._num_reading + self._table.num_requests >= capacity:
             raise Overloaded(f"the replica already holds {capacity:,} requests; try again later.")
         return self._table
 
     async def read_prompt(self, table: RunningTable, request: Request) -> ReadPrompt:
+        """In a thread; the request holds its place meanwhile."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._tokenizing, table.served.reader.read, request)
+        self._num_reading += 1
+        try:
+            return await loop.run_in_executor(self._tokenizing, table.served.reader.read, request)
+        finally:
+            self._num_reading -= 1
 
     async def Generate(
         self,

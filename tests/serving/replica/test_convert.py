@@ -1,0 +1,89 @@
+"""What is packed is unpacked equal."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving import errors
+from serving.engine.api import StepStats
+from serving.replica import convert
+from serving.replica.events import Finished
+from serving.replica.proto import replica_pb2 as pb
+from serving.replica.status import ReplicaState, ReplicaStatus
+from serving.request import ChatPrompt, FinishReason, Load, Request, SamplingParams, TextPrompt, TokenPrompt, Usage
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+FLOAT32 = st.floats(0.0, 1.0, width=32)
+PROMPTS = (
+    st.builds(TextPrompt, TEXT)
+    | st.builds(TokenPrompt, st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple))
+    | st.builds(lambda text: ChatPrompt(({"role": "user", "content": text},)), TEXT)
+)
+SAMPLINGS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 2, width=32),
+    top_k=st.integers(0, 2**31 - 1),
+    top_p=st.floats(0.125, 1, width=32),
+    min_p=FLOAT32,
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    max_tokens=st.none() | st.integers(1, 2**31 - 1),
+    stop=st.lists(TEXT.filter(bool), max_size=3).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+)
+
+
+@given(prompt=PROMPTS, sampling=SAMPLINGS)
+def test_a_request_comes_back(prompt, sampling):
+    request = Request("id", "model", prompt, sampling)
+    packed = convert.submit_to_pb(7, request).SerializeToString()
+    submit = pb.Submit.FromString(packed)
+    assert submit.handle == 7
+    assert convert.request_from_pb(submit) == request
+
+
+def test_unset_fields_stay_unset():
+    request = Request("id", "m", TextPrompt("x"), SamplingParams(), frozenset({"temperature", "top_p"}))
+    assert convert.request_from_pb(convert.submit_to_pb(1, request)) == request
+
+
+def test_a_submit_without_a_prompt_is_refused():
+    with pytest.raises(errors.InvalidRequest, match="no prompt"):
+        convert.request_from_pb(pb.Submit(handle=1))
+
+
+def test_messages_that_are_no_list_are_refused():
+    with pytest.raises(errors.InvalidRequest, match="not a JSON list"):
+        convert.request_from_pb(pb.Submit(messages_json="3"))
+
+
+@pytest.mark.parametrize("state", ReplicaState)
+def test_a_status_comes_back(state):
+    status = ReplicaStatus(state, "m", 512, 9, "busy", Load(1, 2, 3, 4, 5, 6, 7), StepStats(1, 2, 3, 4, 5))
+    assert convert.status_from_pb(convert.status_to_pb(status)) == status
+
+
+def test_an_end_comes_back():
+    end = convert.end_from_pb(convert.finished_to_pb(1, FinishReason.LENGTH, Usage(1, 2, 3), None))
+    assert end == Finished(FinishReason.LENGTH, Usage(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.PromptTooLong("long", param="prompt"),
+        errors.ModelNotFound("who?"),
+        errors.Overloaded("full", retry_after_s=3),
+        errors.ReplicaUnavailable("gone"),
+        errors.EngineFailed("bad step"),
+    ],
+)
+def test_an_error_comes_back(error):
+    back = convert.end_from_pb(convert.finished_to_pb(1, FinishReason.ERROR, Usage(), error))
+    assert type(back) is type(error)
+    assert (str(back), back.param, back.retry_after_s) == (str(error), error.param, error.retry_after_s)
+
+
+def test_an_error_without_a_cause_is_the_engines():
+    back = convert.end_from_pb(convert.finished_to_pb(1, FinishReason.ERROR, Usage(), None))
+    assert isinstance(back, errors.EngineFailed)

@@ -1,0 +1,62 @@
+import pytest
+
+from serving.engine.tokenizer import Tokenizer
+from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
+from serving.replica.prompts import PromptReader
+from serving.request import ChatPrompt, Request, SamplingParams, TextPrompt, TokenPrompt
+from tests.fakes import FAKE_NAME, VOCAB_SIZE, fake_card
+
+
+@pytest.fixture(scope="module")
+def reader():
+    card = fake_card(temperature=0.5)
+    return PromptReader(FAKE_NAME, Tokenizer(card.text), card.generation, max_seq_len=20, vocab_size=VOCAB_SIZE)
+
+
+def request(prompt, *, model=FAKE_NAME, unset=(), **sampling):
+    return Request("r", model, prompt, SamplingParams(**sampling), frozenset(unset))
+
+
+def test_text_and_messages_become_token_ids(reader):
+    assert reader.read(request(TextPrompt("Hi"))).token_ids == (72, 105)
+    assert reader.read(request(ChatPrompt(({"role": "user", "content": "Hi"},)))).token_ids == (72, 105)
+    assert reader.read(request(TokenPrompt((1, 2)))).token_ids == (1, 2)
+
+
+def test_an_answer_without_a_limit_may_fill_the_context(reader):
+    assert reader.read(request(TextPrompt("Hi"))).sampling.max_tokens == 18
+    assert reader.read(request(TextPrompt("Hi"), max_tokens=3)).sampling.max_tokens == 3
+
+
+def test_the_context_may_be_filled_exactly(reader):
+    assert reader.read(request(TextPrompt("x" * 19))).sampling.max_tokens == 1
+    with pytest.raises(PromptTooLong, match="prompt has 20 tokens, the context holds 20 with the answer"):
+        reader.read(request(TextPrompt("x" * 20)))
+
+
+def test_prompt_and_answer_must_fit_together(reader):
+    assert reader.read(request(TextPrompt("x"), max_tokens=19)).sampling.max_tokens == 19
+    with pytest.raises(PromptTooLong, match=r"prompt has 1 token and max_tokens is 20.*at most 19"):
+        reader.read(request(TextPrompt("x"), max_tokens=20))
+
+
+@pytest.mark.parametrize("ids", [(-1,), (VOCAB_SIZE,), (0, 2**62)])
+def test_token_ids_must_be_in_the_vocabulary(reader, ids):
+    with pytest.raises(InvalidRequest, match="vocabulary of 257 tokens"):
+        reader.read(request(TokenPrompt(ids)))
+
+
+def test_an_empty_prompt_is_refused_under_its_own_name(reader):
+    with pytest.raises(InvalidRequest, match="empty") as caught:
+        reader.read(request(ChatPrompt(({"role": "user", "content": ""},))))
+    assert caught.value.param == "messages"
+
+
+def test_another_model_is_not_found(reader):
+    with pytest.raises(ModelNotFound, match="'gpt-9' is not served here, 'echo' is"):
+        reader.read(request(TextPrompt("x"), model="gpt-9"))
+
+
+def test_the_models_advice_fills_what_the_client_left_out(reader):
+    assert reader.read(request(TextPrompt("x"), unset=["temperature", "top_p"])).sampling.temperature == 0.5
+    assert reader.read(request(TextPrompt("x"), temperature=0.9)).sampling.temperature == 0.9

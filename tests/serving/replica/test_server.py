@@ -1,0 +1,177 @@
+"""The service seen from its wire: streams that break, gateways that do not read, draining, overload."""
+
+import asyncio
+from collections import defaultdict
+from contextlib import asynccontextmanager
+
+import pytest
+
+from serving.replica import convert
+from serving.replica.proto import replica_pb2 as pb
+from serving.replica.proto.replica_pb2_grpc import ReplicaStub
+from serving.replica.transport import open_channel
+from serving.request import Request, SamplingParams, TextPrompt
+from tests.fakes import FAKE_NAME, FakeEngineLoop, echo
+from tests.services import EngineConfig, running_replica, until
+
+
+@asynccontextmanager
+async def raw_stream(address):
+    channel = open_channel(address)
+    call = ReplicaStub(channel).Generate()
+    try:
+        yield call
+    finally:
+        call.cancel()
+        await channel.close()
+
+
+def submit(handle, prompt="abc", max_tokens=5, **fields):
+    request = Request(f"r{handle}", FAKE_NAME, TextPrompt(prompt), SamplingParams(max_tokens=max_tokens))
+    packed = convert.submit_to_pb(handle, request)
+    packed.MergeFrom(pb.Submit(**fields))
+    return packed
+
+
+async def read_until_finished(call, handles):
+    """What was said meanwhile, by handle: accepted count, text, finished list."""
+    said = defaultdict(lambda: [0, "", []])
+    while not all(said[handle][2] for handle in handles):
+        batch = await call.read()
+        for accepted in batch.accepted:
+            said[accepted.handle][0] += 1
+        for delta in batch.deltas:
+            said[delta.handle][1] += delta.text
+        for finished in batch.finished:
+            said[finished.handle][2].append(finished)
+    return said
+
+
+async def test_the_first_message_tells_the_status():
+    async with running_replica() as replica, raw_stream(replica.address) as call:
+        batch = await call.read()
+        assert (batch.status.state, batch.status.model, batch.status.max_seq_len) == ("ready", FAKE_NAME, 512)
+
+
+async def test_requests_of_one_stream_end_once_each():
+    async with running_replica() as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(handle, f"<{handle}>") for handle in range(50)]))
+        said = await read_until_finished(call, range(50))
+    for handle, (accepted, text, finished) in said.items():
+        assert (accepted, text, len(finished)) == (1, echo(f"<{handle}>", 5), 1)
+        assert (finished[0].reason, finished[0].completion_tokens) == ("length", 5)
+
+
+async def test_a_refused_request_is_not_accepted():
+    async with running_replica() as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(1, model="gpt-9"), submit(2, "")]))
+        said = await read_until_finished(call, [1, 2])
+    assert [(accepted, finished[0].error.code) for accepted, _, finished in said.values()] == [
+        (0, "model_not_found"),
+        (0, "invalid_value"),
+    ]
+
+
+async def test_submit_and_cancel_in_one_message_end_once():
+    async with running_replica() as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(1, max_tokens=400)], cancels=[1, 1, 99]))
+        said = await read_until_finished(call, [1])
+        await until(lambda: replica.service._num_requests() == 0)
+    assert [f.reason for f in said[1][2]] == ["abort"]
+
+
+async def test_a_cancel_ends_a_running_request_once():
+    engine = FakeEngineLoop(step_delay_s=0.002)
+    async with running_replica(engine) as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(1, max_tokens=400)]))
+        await until(lambda: engine.num_steps > 2)
+        await call.write(pb.ClientBatch(cancels=[1]))
+        said = await read_until_finished(call, [1])
+    assert [f.reason for f in said[1][2]] == ["abort"]
+    assert engine.num_steps < 400
+
+
+async def test_a_broken_stream_frees_all_its_requests_and_only_those():
+    engine = FakeEngineLoop(step_delay_s=0.002)
+    async with running_replica(engine) as replica, raw_stream(replica.address) as other:
+        async with raw_stream(replica.address) as call:
+            await call.write(pb.ClientBatch(submits=[submit(handle, max_tokens=500) for handle in range(8)]))
+            await other.write(pb.ClientBatch(submits=[submit(1, max_tokens=60)]))
+            await until(lambda: replica.service._num_requests() == 9)
+        await until(lambda: len(engine.aborted) == 8)
+        said = await read_until_finished(other, [1])
+    assert said[1][1] == echo("abc", 60)
+
+
+async def test_a_gateway_that_does_not_read_makes_nothing_grow():
+    engine = FakeEngineLoop(num_slots=200, max_seq_len=4096)
+    config = EngineConfig("nowhere", num_slots=200)
+    async with running_replica(engine, config=config) as replica, raw_stream(replica.address) as call:
+        prompts = [submit(handle, "x" * 50, max_tokens=1000) for handle in range(100)]
+        await call.write(pb.ClientBatch(submits=prompts))
+        await until(lambda: replica.service._num_requests() == 0 and engine.num_steps >= 1000, timeout_s=30)
+        (stream,) = replica.service._streams
+        assert len(stream.outbox._texts) <= 100
+        said = await read_until_finished(call, range(100))
+    assert all(text == "x" * 1000 for _, text, _ in said.values())
+
+
+async def test_draining_refuses_new_requests_and_finishes_running_ones():
+    engine = FakeEngineLoop(step_delay_s=0.002)
+    async with running_replica(engine) as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(1, max_tokens=50)]))
+        await until(lambda: engine.num_steps > 2)
+        channel = open_channel(replica.address)
+        assert (await ReplicaStub(channel).Drain(pb.DrainRequest())).state == "draining"
+        await channel.close()
+        await call.write(pb.ClientBatch(submits=[submit(2)]))
+        said = await read_until_finished(call, [1, 2])
+        await asyncio.wait_for(replica.service.drained(), 2)
+    assert (said[1][1], said[1][2][0].reason) == (echo("abc", 50), "length")
+    assert said[2][2][0].error.code == "replica_unavailable"
+
+
+async def test_more_requests_than_places_are_refused():
+    engine = FakeEngineLoop(num_slots=1)
+    engine.go.clear()
+    config = EngineConfig("nowhere", num_slots=1, max_waiting=2)
+    async with running_replica(engine, config=config) as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(handle) for handle in range(4)]))
+        refused = await read_until_finished(call, [3])
+        engine.go.set()
+        served = await read_until_finished(call, [0, 1, 2])
+    assert refused[3][2][0].error.code == "queue_full"
+    assert [served[handle][2][0].reason for handle in range(3)] == ["length"] * 3
+
+
+async def test_an_engine_that_fails_fails_its_requests():
+    engine = FakeEngineLoop(step_delay_s=0.002)
+    async with running_replica(engine) as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(1, max_tokens=400)]))
+        await until(lambda: engine.num_steps > 2)
+        engine.fail()
+        said = await read_until_finished(call, [1])
+        await asyncio.wait_for(replica.service.engine_failed(), 2)
+    assert said[1][2][0].error.code == "engine_failed"
+
+
+async def test_one_answer_without_text_does_not_harm_the_others(caplog):
+    engine = FakeEngineLoop(step_delay_s=0.002)
+    async with running_replica(engine) as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(1, max_tokens=60), submit(2, max_tokens=60)]))
+        await until(lambda: replica.service._table.num_requests == 2)
+        broken = next(r for r in replica.service._table._running.values() if r.handle == 1)
+        broken.answer._detokenizer = None
+        said = await read_until_finished(call, [1, 2])
+    assert said[1][2][0].error.code == "engine_failed"
+    assert said[2][1] == echo("abc", 60)
+    assert "could not be turned into text" in caplog.text
+
+
+@pytest.mark.parametrize("field", [{"sampling": pb.Sampling(temperature=9)}, {"messages_json": "{"}])
+async def test_a_request_out_of_range_is_refused_alone(field):
+    async with running_replica() as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(1, **field), submit(2)]))
+        said = await read_until_finished(call, [1, 2])
+    assert said[1][2][0].error.code == "invalid_value"
+    assert said[2][2][0].reason == "length"

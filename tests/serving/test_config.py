@@ -1,0 +1,39 @@
+import re
+
+import pytest
+
+from serving.config import EngineConfig, GatewayConfig, ReplicaConfig, ServeConfig, changed_fields
+from serving.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "words"),
+    [
+        (EngineConfig, {"checkpoint": "x", "num_slots": 0}, "num_slots must be 1 or more, got 0"),
+        (EngineConfig, {"checkpoint": "x", "num_pages": 4, "max_seq_len": 100}, "hold 64 tokens"),
+        (GatewayConfig, {"port": 70_000}, "got 70000"),
+        (GatewayConfig, {"drain_s": float("nan")}, "drain_s"),
+        (GatewayConfig, {"max_body_bytes": 1 << 40}, "at most 33,554,432"),
+        (GatewayConfig, {"replica": "localhost"}, "'localhost'"),
+        (ReplicaConfig, {"address": ":9"}, "':9'"),
+        (ReplicaConfig, {"address": "host:²"}, "'host:²'"),
+        (ReplicaConfig, {"drain_s": -1.0}, "drain_s"),
+    ],
+)
+def test_an_impossible_value_is_named(section, fields, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        section(**fields)
+
+
+@pytest.mark.parametrize("address", ["unix:/tmp/x.sock", "127.0.0.1:9000", "[::1]:9000", "replica-0.pool:9000"])
+def test_addresses(address):
+    assert ReplicaConfig(address).address == address
+
+
+def test_gateway_and_replica_must_meet():
+    with pytest.raises(ConfigError, match="unix:/a"):
+        ServeConfig(EngineConfig("x"), ReplicaConfig("unix:/b"), GatewayConfig(replica="unix:/a"))
+
+
+def test_changed_fields_are_what_must_be_passed_on():
+    assert changed_fields(EngineConfig("x", num_slots=3)) == {"checkpoint": "x", "num_slots": 3}
