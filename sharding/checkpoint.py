@@ -116,9 +116,9 @@ def load(path: PathLike, abstract: Params, *, on_progress: Progress | None = Non
     Raises CheckpointError when the checkpoint is missing, incomplete, corrupt, or does not fit `abstract`.
     """
     root = _absolute(path)
-    _check_fit(root, _metadata(root).metadata, abstract)
-    if verify:
+    if verify and (root / MANIFEST_NAME).exists():  # a missing one is told below, with its likely reason
         Manifest.read(root).verify(root)
+    _check_fit(root, _metadata(root).metadata, abstract)
     leaves = sorted(jax.tree.leaves_with_path(abstract), key=lambda item: _num_bytes(item[1]), reverse=True)
     total = sum(_num_bytes(leaf) for _, leaf in leaves)
     params: Params = {}
@@ -148,9 +148,12 @@ def _metadata(root: epath.Path) -> Any:
     """Shapes and card of a complete checkpoint of ours; each way of not being one has its own sentence."""
     if not root.exists():
         raise CheckpointError(f"there is no checkpoint at {root}.")
-    if not ocp.is_orbax_checkpoint(root):
-        raise CheckpointError(f"{root} is not a complete Orbax checkpoint: its commit marker is missing.")
-    metadata = ocp.metadata(root)
+    try:
+        metadata = ocp.metadata(root)
+    except ocp.errors.InvalidLayoutError as error:
+        raise CheckpointError(f"{root} is not a complete Orbax checkpoint: its commit marker is missing.") from error
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        raise CheckpointError(f"the metadata of {root} is corrupt: {error}; import or copy it again.") from error
     if CARD_KEY not in (metadata.custom_metadata or {}):
         raise CheckpointError(f"{root} is an Orbax checkpoint without a podstream model card; import the model again.")
     if not (root / MANIFEST_NAME).exists():
