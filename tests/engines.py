@@ -1,6 +1,5 @@
 """Engines over a tiny random float32 model, and drivers that run requests through them step by step."""
 
-import itertools
 import secrets
 from functools import cache
 
@@ -70,7 +69,7 @@ def run(engine, requests, *, arrive_every=0, check=True, max_steps=2_000):
     """Answers by request id, as (token ids, finish_reason). Requests arrive together or `arrive_every` steps apart."""
     answers = {r.request_id: ([], None) for r in requests}
     waiting = list(requests)
-    for step in itertools.count():
+    for step in range(max_steps):
         while waiting and (not arrive_every or step % arrive_every == 0):
             engine.submit(waiting.pop(0))
             if arrive_every:
@@ -84,4 +83,4 @@ def run(engine, requests, *, arrive_every=0, check=True, max_steps=2_000):
             engine.check_integrity()
         if not waiting and not engine.has_work:
             return answers
-        assert step < max_steps, "the engine does not come to an end"
+    raise AssertionError(f"the engine does not come to an end in {max_steps} steps")

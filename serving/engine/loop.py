@@ -102,10 +102,7 @@ class EngineThread:
         for message in self._messages():
             if isinstance(message, _Stop):
                 return outputs, True
-            if isinstance(message, str):
-                ended = self._engine.abort(message)
-            else:
-                ended = self._submit(message)
+            ended = self._engine.abort(message) if isinstance(message, str) else self._submit(message)
             if ended is not None:
                 outputs.append(ended)
         return outputs, False

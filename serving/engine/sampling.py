@@ -47,27 +47,35 @@ def sample(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
 
 def _draw(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
     """Gumbel-max over the tokens that survive the filters (Gumbel 1954; Maddison et al. 2014)."""
+    top_R = jnp.max(logits_RV, axis=-1)
     hot_R = jnp.where(rows.temperature_R > 0, rows.temperature_R, 1.0)
-    scaled_RV = logits_RV / hot_R[:, None]
-    scaled_RV -= jnp.max(scaled_RV, axis=-1, keepdims=True)  # exp() of a row is now its unnormalised probability
     filters = jnp.any((rows.top_k_R > 0) | (rows.top_p_R < 1) | (rows.min_p_R > 0))
-    floor_R = jax.lax.cond(filters, lambda: _threshold(scaled_RV, rows), lambda: jnp.full(hot_R.shape, -jnp.inf))
-    kept_RV = jnp.where(scaled_RV >= floor_R[:, None], scaled_RV, -jnp.inf)
+    floor_R = jax.lax.cond(
+        filters, lambda: _floor(logits_RV, top_R, hot_R, rows), lambda: jnp.full(hot_R.shape, -jnp.inf)
+    )
+    scaled_RV = (logits_RV - top_R[:, None]) / hot_R[:, None]
+    # The cut compares logits as they came. Scaled ones may be computed once more in another fusion and rounded
+    # differently there, which could cut even the most likely token.
+    kept_RV = jnp.where(logits_RV >= floor_R[:, None], scaled_RV, -jnp.inf)
     return jnp.argmax(kept_RV + _gumbel(rows, logits_RV.shape[-1]), axis=-1).astype(jnp.int32)
 
 
-def _threshold(scaled_RV: jax.Array, rows: RowSampling) -> jax.Array:
-    """The lowest logit that survives all filters, float32[R]."""
-    V = scaled_RV.shape[-1]
+def _floor(logits_RV: jax.Array, top_R: jax.Array, hot_R: jax.Array, rows: RowSampling) -> jax.Array:
+    """The lowest logit that survives all filters, float32[R]; never above the row's largest."""
+    V = logits_RV.shape[-1]
     keep_R = jnp.where(rows.top_k_R > 0, jnp.minimum(rows.top_k_R, V), V)
-    top_k_R = _largest_threshold(scaled_RV, lambda kept: jnp.sum(kept, axis=-1) >= keep_R)
-    mass_RV = jnp.where(scaled_RV >= top_k_R[:, None], jnp.exp(scaled_RV), 0.0)
+    top_k_R = _largest_threshold(logits_RV, lambda kept: jnp.sum(kept, axis=-1) >= keep_R)
+    likelihood_RV = jnp.exp((logits_RV - top_R[:, None]) / hot_R[:, None])
+    mass_RV = jnp.where(logits_RV >= top_k_R[:, None], likelihood_RV, 0.0)
     wanted_R = rows.top_p_R * jnp.sum(mass_RV, axis=-1)
+
+    def enough(kept_RV: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(kept_RV, mass_RV, 0.0), axis=-1) >= wanted_R
+
     # Rounding may leave the sum of everything a hair below `wanted`: top_p = 1 switches the filter off instead.
-    enough = lambda kept: jnp.sum(jnp.where(kept, mass_RV, 0.0), axis=-1) >= wanted_R  # noqa: E731
-    top_p_R = jnp.where(rows.top_p_R < 1, _largest_threshold(scaled_RV, enough), -jnp.inf)
-    min_p_R = jnp.log(rows.min_p_R)  # the most likely token has scaled logit 0
-    return jnp.maximum(jnp.maximum(top_k_R, top_p_R), min_p_R)
+    top_p_R = jnp.where(rows.top_p_R < 1, _largest_threshold(logits_RV, enough), -jnp.inf)
+    min_p_R = top_R + hot_R * jnp.log(rows.min_p_R)  # log(0) is -inf: no cut
+    return jnp.minimum(jnp.maximum(jnp.maximum(top_k_R, top_p_R), min_p_R), top_R)
 
 
 def _largest_threshold(values_RV: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:

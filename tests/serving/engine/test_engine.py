@@ -1,4 +1,4 @@
-"""Equalities of the engine: however a request is batched, cut, delayed, preempted or sharded, its tokens are the same."""
+"""Equalities of the engine: batched, cut, delayed, preempted or sharded, a request gets the same tokens."""
 
 import dataclasses
 

@@ -1,0 +1,72 @@
+# Every target does its own set-up: a virtual environment per Python version, from the committed lock files.
+#   make serve            fetch the demo model and serve it       PORT=8123 make serve
+#   make test             all tests                               PYTHON=python3.12 make test
+#   make check            format, lint, types, import contracts, generated code
+#   make bench            one JSON line of figures
+#   make lock / proto     renew the lock files / the generated gRPC code
+
+PYTHON ?= python3
+PORT ?= 8000
+
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2] if sys.version_info >= (3, 11) else "")')
+ifeq ($(VERSION),)
+$(error podstream needs Python 3.11 or newer as $(PYTHON); name another one: PYTHON=python3.12 make ...)
+endif
+
+VENV := .venv/$(VERSION)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet --extra build
+PROTO := serving/replica/proto/replica.proto
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
+
+.PHONY: serve chat test test-fast check bench lock proto
+
+serve: $(VENV)/.installed
+	@$(BIN)/podstream serve --port $(PORT)
+
+chat: $(VENV)/.installed
+	@$(BIN)/podstream chat --url http://127.0.0.1:$(PORT)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "not e2e"
+	$(BIN)/pytest -m e2e
+
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "not e2e"
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@rm -rf build/proto && mkdir -p build/proto
+	@$(call PROTOC,build/proto)
+	@diff -r -x '*.proto' -x '__init__.py' -x '__pycache__' serving/replica/proto build/proto/serving/replica/proto \
+		|| { echo "The generated gRPC code differs from $(PROTO): run make proto."; exit 1; }
+
+bench: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.bench.serve
+
+proto: $(VENV)/.installed-dev
+	$(call PROTOC,.)
+
+lock: $(VENV)/.installed-dev
+	$(LOCK) --upgrade --output-file requirements.lock
+	$(LOCK) --extra dev --constraint requirements.lock --output-file requirements-dev.lock
+
+# Wheels are checked against the hashes of the lock; podstream itself is installed in place.
+$(VENV)/.installed: requirements.lock pyproject.toml | $(BIN)/python
+	@echo "Installing what podstream needs into $(VENV): about 700 MB, a minute or two, once."
+	$(PIP) install --require-hashes --requirement requirements.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.lock pyproject.toml $(VENV)/.installed | $(BIN)/python
+	@echo "Installing what the tests and checks need into $(VENV)."
+	$(PIP) install --require-hashes --requirement requirements-dev.lock
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make virtual environments: install its venv module (python3-venv on Debian)."; exit 1; }

@@ -1,0 +1,68 @@
+"""Shapes are few and hold every plan; the packed upload says what the plan says."""
+
+import numpy as np
+import pytest
+
+from kv.page_table import PageTable
+from serving.engine.api import EngineRequest
+from serving.engine.batch import NOTHING, BatchLayout, SlotSettings, StepShape, build_batch, choose_shape, step_shapes
+from serving.engine.plan import Chunk, StepPlan
+from serving.engine.sequence import Sequence
+from serving.errors import EngineFailed
+from serving.request import SamplingParams
+
+TILE = 4
+
+
+def sequence(slot, tokens, **sampling):
+    request = EngineRequest("x", tuple(tokens), SamplingParams(**sampling))
+    return Sequence(request, max_tokens=9, seed=-1, slot=slot)
+
+
+@pytest.mark.parametrize(("slots", "tiles"), [(1, 1), (4, 2), (64, 8), (100, 5)])
+def test_every_plan_has_a_shape_and_the_set_is_small(slots, tiles):
+    shapes = step_shapes(slots, tiles)
+    assert len(shapes) <= 20
+    for rows in range(1, slots + 1):
+        for num_tiles in range(tiles + 1):
+            assert any(s.rows >= rows and s.tiles >= num_tiles and bool(s.tiles) == bool(num_tiles) for s in shapes)
+
+
+def test_a_plan_gets_the_smallest_shape_that_holds_it():
+    plan = StepPlan(prefill=(Chunk(sequence(0, range(20)), 0, 9),))
+    assert choose_shape(plan, step_shapes(64, 8), TILE) == StepShape(tiles=4, rows=8)
+    decode = StepPlan(decode=tuple(sequence(i, [1]) for i in range(5)))
+    assert choose_shape(decode, step_shapes(64, 8), TILE) == StepShape(tiles=0, rows=8)
+
+
+def test_a_missing_shape_is_an_error():
+    plan = StepPlan(decode=tuple(sequence(i, [1]) for i in range(5)))
+    with pytest.raises(EngineFailed, match="no compiled step shape holds 5 rows"):
+        choose_shape(plan, step_shapes(4, 1), TILE)
+
+
+def test_the_packed_vector_holds_the_plan():
+    table, settings = PageTable(4, 3), SlotSettings(4)
+    decode = sequence(2, [5, 6, 7], temperature=0.0, top_p=0.5)
+    chunk = sequence(0, range(10, 20), temperature=0.25, top_k=3)
+    table.append(2, [8])
+    table.append(0, [4, 5, 6])
+    for s in (decode, chunk):
+        settings.set(s.slot, s)
+    layout = BatchLayout(StepShape(tiles=2, rows=4), pages_per_slot=3, tile_tokens=TILE)
+    packed = build_batch(StepPlan(decode=(decode,), prefill=(Chunk(chunk, 4, 6),)), layout, table, settings)
+
+    fields, pages, tile_rows, tokens, positions = layout.split(packed)
+    slot, position, sample_at, sample_position, temperature, top_k, top_p, _, seed_high, seed_low = fields
+    assert packed.shape == (layout.size,)
+    assert slot.tolist() == [2, 0, 4, 4]  # 4 is the scrap slot
+    assert position.tolist() == [2, NOTHING, NOTHING, NOTHING]
+    assert sample_at.tolist() == [0, 4 + 5, NOTHING, NOTHING]  # the chunk's last token, after the four rows
+    assert sample_position.tolist()[:2] == [3, 10]
+    assert temperature.view(np.float32).tolist()[:2] == [0.0, 0.25] and top_k.tolist()[:2] == [0, 3]
+    assert top_p.view(np.float32).tolist()[:2] == [0.5, 1.0]
+    assert (seed_high[0], seed_low[0]) == (-1, -1)
+    assert pages.tolist() == [[8, 0, 0], [4, 5, 6], [0, 0, 0], [0, 0, 0]]
+    assert tile_rows.ravel().tolist() == [1, 1]
+    assert tokens.tolist() == [[14, 15, 16, 17], [18, 19, 0, 0]]
+    assert positions.tolist() == [[4, 5, 6, 7], [8, 9, NOTHING, NOTHING]]
