@@ -1,13 +1,18 @@
 """The command line: composition only. Each command imports what it needs when it runs, so that `--help` is instant."""
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from model.errors import PodstreamError
 from podstream import options as opt
 from serving.config import EngineConfig, GatewayConfig, ReplicaConfig
+
+if TYPE_CHECKING:
+    from model.card import ModelCard
+    from serving.engine.api import EngineLoop
 
 _ENGINE = EngineConfig(checkpoint="")
 _GATEWAY = GatewayConfig()
@@ -94,13 +99,12 @@ def replica(
     follow_parent: opt.FollowParent = False,
 ) -> None:
     """Run one engine behind gRPC."""
-    from serving.engine.build import build_engine
     from serving.replica.main import run
 
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap, compile_cache
     )
-    run(engine, ReplicaConfig(listen, drain_s), build_engine, follow_parent=follow_parent)
+    run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)
 
 
 @app.command()
@@ -157,6 +161,14 @@ def version() -> None:
     from importlib.metadata import version as version_of
 
     print(version_of("podstream"))
+
+
+def _build_engine(config: EngineConfig, progress: Callable[[str], None]) -> "tuple[EngineLoop, ModelCard]":
+    """Runs in the loading thread: importing JAX takes seconds, and the replica answers meanwhile."""
+    progress("importing JAX")
+    from serving.engine.build import build_engine
+
+    return build_engine(config, progress)
 
 
 def _print_error(sentence: str) -> None:

@@ -27,7 +27,7 @@ from serving.request import FinishReason, Request
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.05
-MAX_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 0.5
 MAX_BATCH_BYTES = 4 << 20  # several batches rather than one beyond gRPC's limit
 
 Call = grpc.aio.StreamStreamCall[pb.ClientBatch, pb.ServerBatch]

@@ -41,14 +41,20 @@ LAST_WORDS_S = 0.5  # time for the last status to reach the gateways
 def run(engine: EngineConfig, replica: ReplicaConfig, build: BuildEngine, *, follow_parent: bool = False) -> None:
     """Serve until told to stop. Raises PodstreamError when the model cannot be loaded or the engine fails."""
     configure_logging(quiet=follow_parent)
-    loading = uvloop.run(ReplicaProcess(engine, replica, build).serve(follow_parent))
+    loading = uvloop.run(_serve(engine, replica, build, follow_parent))
     if loading.is_alive():  # stopped while loading: nothing can interrupt that thread, and Python would wait for it
         sys.stderr.flush()
         os._exit(0)
 
 
+async def _serve(
+    engine: EngineConfig, replica: ReplicaConfig, build: BuildEngine, follow_parent: bool
+) -> threading.Thread:
+    return await ReplicaProcess(engine, replica, build).serve(follow_parent)
+
+
 class ReplicaProcess:
-    """Wires one service, one server, one loading thread."""
+    """Wires one service, one server, one loading thread. Created on the event loop that serves."""
 
     def __init__(self, engine: EngineConfig, replica: ReplicaConfig, build: BuildEngine) -> None:
         self._engine = engine

@@ -115,15 +115,15 @@ class ReplicaService(ReplicaServicer):
         self._streams.add(stream)
         stream.outbox.set_status(self.status)
         writer = asyncio.create_task(self._write(stream, context))
+        writer.add_done_callback(_forget_failure)
         try:
             async for batch in requests:
                 await stream.outbox.room()
                 stream.receive(batch)
-        finally:
+        finally:  # gRPC may cancel this task a second time: nothing here may wait
+            self._streams.discard(stream)
             stream.close()
             writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-            self._streams.discard(stream)
 
     async def GetStatus(self, request: pb.StatusRequest, context: object) -> pb.Status:
         return convert.status_to_pb(self.status)
@@ -152,6 +152,12 @@ class ReplicaService(ReplicaServicer):
         self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]
         for stream in self._streams:
             stream.outbox.set_status(self.status)
+
+
+def _forget_failure(writer: asyncio.Task[None]) -> None:
+    """A write fails when the gateway is gone, and then the reader ends the stream."""
+    if not writer.cancelled():
+        writer.exception()
 
 
 async def _poll(condition: Callable[[], bool]) -> None:

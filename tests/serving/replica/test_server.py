@@ -1,8 +1,10 @@
 """The service seen from its wire: streams that break, gateways that do not read, draining, overload."""
 
 import asyncio
+import sys
 from collections import defaultdict
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,8 @@ from serving.replica.transport import open_channel
 from serving.request import Request, SamplingParams, TextPrompt
 from tests.fakes import FAKE_NAME, FakeEngineLoop, echo
 from tests.services import EngineConfig, running_replica, until
+
+ROOT = Path(__file__).parents[3]
 
 
 @asynccontextmanager
@@ -101,6 +105,21 @@ async def test_a_broken_stream_frees_all_its_requests_and_only_those():
         await until(lambda: len(engine.aborted) == 8)
         said = await read_until_finished(other, [1])
     assert said[1][1] == echo("abc", 60)
+
+
+async def test_a_killed_gateway_leaves_nothing_behind():
+    """gRPC cancels a handler more than once when the peer dies rather than leaves."""
+    code = "import asyncio, sys; from tests.services import running_client\n"
+    code += "async def main():\n    async with running_client(sys.argv[1]):\n        await asyncio.sleep(60)\n"
+    code += "asyncio.run(main())"
+    async with running_replica() as replica:
+        gateway = await asyncio.create_subprocess_exec(sys.executable, "-c", code, replica.address, cwd=ROOT)
+        await until(lambda: replica.service._streams, 10)
+        gateway.kill()
+        await gateway.wait()
+        await until(lambda: not replica.service._streams)
+        replica.service.drain()
+        await asyncio.wait_for(replica.service.drained(), 1)
 
 
 async def test_a_gateway_that_does_not_read_makes_nothing_grow():

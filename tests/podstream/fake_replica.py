@@ -1,0 +1,41 @@
+"""A replica process with the fake engine: `python fake_replica.py [fake options] -- podstream replica arguments`.
+
+Runs the real `podstream replica` command with another `build_engine`; there is no flag for that in the product.
+"""
+
+import argparse
+import sys
+import time
+import types
+
+from model.errors import CheckpointError
+from podstream.cli import main
+from tests.fakes import FakeEngineLoop, fake_card
+
+
+def make_build(options):
+    def build(config, progress):
+        progress("loading echo: 1 of 2 MiB")
+        time.sleep(options.load_s)
+        if options.fail:
+            raise CheckpointError("the checkpoint has a hole.")
+        return FakeEngineLoop(step_delay_s=options.step_delay_s), fake_card()
+
+    return build
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--load-s", type=float, default=0.0)
+    parser.add_argument("--step-delay-s", type=float, default=0.005)
+    parser.add_argument("--fail", action="store_true")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    split = sys.argv.index("--")
+    module = types.ModuleType("serving.engine.build")
+    module.build_engine = make_build(parse(sys.argv[1:split]))
+    sys.modules["serving.engine.build"] = module
+    sys.argv = ["podstream", *sys.argv[split + 1 :]]
+    main()
