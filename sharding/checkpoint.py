@@ -6,6 +6,7 @@ A checkpoint is an Orbax v1 folder (local or `gs://`) with the card in its custo
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -62,18 +63,20 @@ def _scratch_prefix(root: epath.Path) -> str:
 
 def _save_one_by_one(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadata: Params) -> None:
     """In a folder that no killed process can have begun, then renamed: it appears complete or not at all."""
-    root.parent.mkdir(parents=True, exist_ok=True)
+    with _writing(root):
+        root.parent.mkdir(parents=True, exist_ok=True)
     written: Params = {}
     with tempfile.TemporaryDirectory(prefix=_scratch_prefix(root), dir=root.parent) as scratch:
         partial = epath.Path(scratch) / "partial"
-        with _save_context():
-            for names, leaf in leaves:
+        for names, leaf in leaves:
+            with _writing(root):
                 ocp.partial.save(partial, _nested(names, leaf), custom_metadata=metadata)
-                _put(written, names, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+            _put(written, names, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        with _writing(root):
             ocp.partial.finalize(partial)
-        _check_fit(partial, ocp.metadata(partial).metadata, written)
-        Manifest.of(partial).write(partial)
-        partial.rename(root)
+            _check_fit(partial, ocp.metadata(partial).metadata, written)
+            Manifest.of(partial).write(partial)
+            partial.rename(root)
 
 
 def _save_at_once(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadata: Params) -> None:
@@ -81,9 +84,9 @@ def _save_at_once(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadat
     params: Params = {}
     for names, leaf in leaves:
         _put(params, names, leaf)
-    with _save_context():
+    with _writing(root):
         ocp.save(root, params, custom_metadata=metadata)
-    Manifest.of(root).write(root)
+        Manifest.of(root).write(root)
 
 
 def remove_unfinished(path: PathLike) -> None:
@@ -136,12 +139,18 @@ def _absolute(path: PathLike) -> epath.Path:
     return epath.Path(text if "://" in text else os.path.abspath(text))  # noqa: PTH100 - no symbolic links followed
 
 
-def _save_context() -> ocp.Context:
-    """Host arrays are not copied first: nobody changes them while they are written."""
+@contextmanager
+def _writing(root: epath.Path) -> Iterator[None]:
+    """Host arrays are not copied first: nobody changes them while they are written. A full disk is a ValueError."""
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
     context.array.saving.storage_options.chunk_byte_size = CHUNK_BYTES
-    return context
+    try:
+        with context:
+            yield
+    except (ValueError, OSError) as error:
+        reason = str(error).rpartition(": ")[2]
+        raise CheckpointError(f"{root} could not be written: {reason}.") from error
 
 
 def _metadata(root: epath.Path) -> Any:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -116,6 +117,12 @@ def test_a_save_that_fails_leaves_nothing(tmp_path, card):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path, params, card):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file/c could not be written"):
+        checkpoint.save(tmp_path / "file" / "c", params, card)
+
+
 def test_rests_of_killed_saves_are_removed_but_nothing_else(tmp_path, params, card):
     checkpoint.save(tmp_path / "c", params, card)
     (tmp_path / ".c-unfinished-0123/partial").mkdir(parents=True)
@@ -199,7 +206,8 @@ def test_a_foreign_checkpoint_is_told_from_ours(tmp_path):
 
 def test_a_card_of_another_format_is_refused(tmp_path):
     ocp.save(tmp_path / "c", {"a": np.ones(3)}, custom_metadata={"podstream": {"format": 99}})
-    Manifest.of(checkpoint._absolute(tmp_path / "c")).write(checkpoint._absolute(tmp_path / "c"))
+    root = epath.Path(tmp_path / "c")
+    Manifest.of(root).write(root)
     with pytest.raises(CheckpointError, match="format 99"):
         checkpoint.read_card(tmp_path / "c")
 
