@@ -11,6 +11,10 @@ from podstream import options as opt
 from serving.config import EngineConfig, GatewayConfig, ReplicaConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
     from model.card import ModelCard
     from serving.engine.api import EngineLoop
 
@@ -68,16 +72,13 @@ def serve(
     from podstream.serve import serve as run_serve
 
     console = Console()
-    gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
-    if path is None:
-        from podstream.importing import ensure_demo_model
-
-        path = str(ensure_demo_model(home(), console))
     compile_cache = compile_cache or str(home() / "compiled")
     engine = EngineConfig(
-        path, name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap, compile_cache
-    )
-    run_serve(engine, gateway, environment(), console)
+        path or "", name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap,
+        compile_cache,
+    )  # fmt: skip
+    gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
+    run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
 
 
 @app.command()
@@ -161,6 +162,13 @@ def version() -> None:
     from importlib.metadata import version as version_of
 
     print(version_of("podstream"))
+
+
+def _demo_checkpoint(console: "Console") -> "Path":
+    from podstream.home import home
+    from podstream.importing import ensure_demo_model
+
+    return ensure_demo_model(home(), console)
 
 
 def _build_engine(config: EngineConfig, progress: Callable[[str], None]) -> "tuple[EngineLoop, ModelCard]":

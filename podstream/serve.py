@@ -5,7 +5,7 @@ import dataclasses
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -23,10 +23,21 @@ HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"
 MAX_SOCKET_PATH = 100  # bytes; the kernel's limit is 108, macOS has 104
 
 
-def serve(engine: EngineConfig, gateway: GatewayConfig, env: Mapping[str, str], console: Console) -> None:
-    """Run until a signal. The port is taken first: a model load is too long to find out later that it is in use."""
+def serve(
+    engine: EngineConfig,
+    gateway: GatewayConfig,
+    env: Mapping[str, str],
+    console: Console,
+    demo_checkpoint: Callable[[], Path],
+) -> None:
+    """Run until a signal; an engine without a checkpoint gets the demo model.
+
+    What can be wrong at once is checked first: fetching and loading take too long to find out later.
+    """
+    MeshSpec.parse(engine.mesh)
     with listen(gateway.host, gateway.port) as listener, tempfile.TemporaryDirectory(prefix="podstream-") as folder:
-        config = join_config(engine, gateway, Path(folder))
+        checkpoint = engine.checkpoint or str(demo_checkpoint())
+        config = join_config(dataclasses.replace(engine, checkpoint=checkpoint), gateway, Path(folder))
         asyncio.run(_supervise(config, listener, env, console))
 
 

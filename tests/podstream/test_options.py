@@ -1,0 +1,67 @@
+"""Flags written for a child process are read back by typer as the same config."""
+
+import dataclasses
+
+import pytest
+import typer.testing
+
+from podstream import cli
+from podstream.options import gateway_arguments, replica_arguments
+from podstream.serve import HOST_DEVICES_FLAG, join_config, replica_env
+from serving.config import EngineConfig, GatewayConfig, ReplicaConfig
+from serving.errors import ConfigError
+from sharding.spec import MeshError
+
+ENGINE = EngineConfig(
+    "/models/x", "name", "data=1,tensor=4", "float32", 3, 8, 99, 300, 17, 5, overlap=False, compile_cache="/c"
+)
+GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5)
+
+
+def read_back(monkeypatch, module, arguments):
+    """The configs that the command's `run` receives."""
+    seen = []
+    monkeypatch.setattr(f"{module}.run", lambda *configs, **_: seen.extend(configs))
+    result = typer.testing.CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return seen
+
+
+@pytest.mark.parametrize("engine", [ENGINE, EngineConfig("gs://bucket/x")])
+def test_replica_flags(monkeypatch, engine):
+    replica = ReplicaConfig("unix:/r.sock", 2.5)
+    seen = read_back(monkeypatch, "serving.replica.main", replica_arguments(engine, replica))
+    assert seen[:2] == [engine, replica]
+
+
+def test_gateway_flags(monkeypatch):
+    monkeypatch.setattr("serving.gateway.listener.listen", lambda host, port: None)
+    assert read_back(monkeypatch, "serving.gateway.main", gateway_arguments(GATEWAY))[0] == GATEWAY
+
+
+def test_every_field_has_a_flag():
+    """A new config field without a flag would silently keep its default in the child process."""
+    for section in (ENGINE, GATEWAY, ReplicaConfig("unix:/r.sock", 2.5)):
+        defaults = {f.name: f.default for f in dataclasses.fields(section)}
+        assert all(getattr(section, name) != default for name, default in defaults.items()), "set all fields above"
+
+
+def test_gateway_and_replica_meet_at_a_socket(tmp_path):
+    config = join_config(ENGINE, GATEWAY, tmp_path)
+    assert config.gateway.replica == config.replica.address == f"unix:{tmp_path}/replica.sock"
+    assert config.replica.drain_s == GATEWAY.drain_s
+
+
+def test_a_folder_too_long_for_a_socket_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        join_config(ENGINE, GATEWAY, tmp_path / ("x" * 100))
+
+
+def test_a_wide_mesh_gets_virtual_devices():
+    assert replica_env("data=1,tensor=1", {"A": "b"}) == {"A": "b"}
+    assert replica_env("tensor=4", {})["XLA_FLAGS"] == f"{HOST_DEVICES_FLAG}=4"
+    assert replica_env("tensor=4", {"XLA_FLAGS": "--x"})["XLA_FLAGS"] == f"--x {HOST_DEVICES_FLAG}=4"
+    chosen = {"XLA_FLAGS": f"{HOST_DEVICES_FLAG}=8"}
+    assert replica_env("tensor=4", chosen) == chosen
+    with pytest.raises(MeshError):
+        replica_env("tensor=four", {})
