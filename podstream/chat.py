@@ -21,10 +21,18 @@ class Chat:
     """Owns the history. Answers that were stopped or failed are not remembered."""
 
     def __init__(
-        self, url: str, model: str | None, console: Console, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        model: str | None,
+        console: Console,
+        *,
+        temperature: float | None = None,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
+        """Without a temperature the model's own recommendation counts."""
         self._url = url.rstrip("/").removesuffix("/v1")
         self._model = model
+        self._temperature = temperature
         self._console = console
         self._client = httpx.Client(timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S), transport=transport)
         self._messages: list[dict[str, str]] = []
@@ -66,7 +74,7 @@ class Chat:
 
     def _stream(self, messages: list[dict[str, str]]) -> str:
         """Print the answer while it comes, and return it. Raises ChatFailed."""
-        body = {"model": self._model, "messages": messages, "stream": True}
+        body = {"model": self._model, "messages": messages, "temperature": self._temperature, "stream": True}
         parts: list[str] = []
         try:
             with connect_sse(self._client, "POST", f"{self._url}/v1/chat/completions", json=body) as source:

@@ -147,13 +147,14 @@ def import_(
 def chat(
     url: Annotated[str, typer.Option(help="Where the service is.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Which model; default: the first that is served.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is exact; default: what suits the model.")] = None,
 ) -> None:
     """Talk to a served model in this terminal."""
     from rich.console import Console
 
     from podstream.chat import Chat
 
-    Chat(url, model, Console()).run()
+    Chat(url, model, Console(), temperature=temperature).run()
 
 
 @app.command()

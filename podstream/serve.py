@@ -55,7 +55,7 @@ def join_config(engine: EngineConfig, gateway: GatewayConfig, folder: Path) -> S
 
 async def _supervise(config: ServeConfig, listener: socket.socket, env: Mapping[str, str], console: Console) -> None:
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     supervisor = Supervisor(
         replica_program(config, env), gateway_program(config, listener, env), config.gateway.drain_s, say

@@ -19,7 +19,7 @@ def create_app(
 ) -> FastAPI:
     """`replica` must be started by the caller, on the loop that serves the app."""
     services = Services(replica, admission or Admission(config.max_queued), metrics)
-    app = FastAPI(title="podstream", redirect_slashes=False)
+    app = FastAPI(title="podstream", openapi_url=None, redirect_slashes=False)
     app.include_router(answers_router(services, config.max_body_bytes))
     app.include_router(models_router(services))
     app.include_router(health_router(services))

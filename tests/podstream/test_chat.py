@@ -48,7 +48,7 @@ def talk(*lines, answers, model="m"):
         return reply
 
     terminal = Terminal(*lines)
-    Chat("http://service/v1/", model, terminal, httpx.MockTransport(handle)).run()
+    Chat("http://service/v1/", model, terminal, transport=httpx.MockTransport(handle)).run()
     return terminal, sent
 
 

@@ -54,7 +54,7 @@ def streamed(http, body):
     return "".join(c["choices"][0]["text"] for c in chunks), reasons[-1], usage["usage"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(prompt=texts | st.text("abé🙂", min_size=1, max_size=8), max_tokens=st.integers(1, 40), stop=stops)
 def test_streamed_equals_whole_equals_hand_made(http, prompt, max_tokens, stop):
     body = {"model": FAKE_NAME, "prompt": prompt, "max_tokens": max_tokens, "stop": stop}

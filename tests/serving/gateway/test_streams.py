@@ -54,14 +54,14 @@ async def test_a_slow_reader_gets_all_the_text_and_holds_up_nobody(gateway, engi
 
 
 async def test_hundreds_of_streams_get_their_own_text():
-    engine = FakeEngineLoop(num_slots=300)
-    config = EngineConfig("nowhere", num_slots=300)
-    prompts = [f"<{number}>" for number in range(300)]
+    engine = FakeEngineLoop(num_slots=200)
+    config = EngineConfig("nowhere", num_slots=200)
+    prompts = [f"<{number}>" for number in range(200)]
     async with running_replica(engine, config=config) as replica, running_gateway(replica.address) as gateway:
-        calls = [gateway.http.post(COMPLETIONS, json=body(p, stream=True, max_tokens=20)) for p in prompts]
+        calls = [gateway.http.post(COMPLETIONS, json=body(p, stream=True, max_tokens=10)) for p in prompts]
         responses = await asyncio.gather(*calls)
     for prompt, response in zip(prompts, responses, strict=True):
-        assert "".join(c["choices"][0]["text"] for c in sse_events(response.text)[:-1]) == echo(prompt, 20)
+        assert "".join(c["choices"][0]["text"] for c in sse_events(response.text)[:-1]) == echo(prompt, 10)
 
 
 async def test_a_replica_that_goes_away_ends_streams_with_an_error_event(gateway, replica):
