@@ -1,0 +1,110 @@
+"""Faults of the real programs: a killed replica, a client that leaves, a drain, a taken port, a broken checkpoint."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.conftest import SMALL, clean_environment, serving
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+LONG = {"messages": [{"role": "user", "content": "Write a long tale."}], "temperature": 0, "max_tokens": 1_500}
+
+
+def long_stream(server):
+    return server.client.chat.completions.create(model=server.model, stream=True, extra_body={"ignore_eos": True}, **LONG)
+
+
+def eventually(condition, timeout_s=30):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not in {timeout_s} s"
+        time.sleep(0.05)
+
+
+def test_a_killed_replica_ends_streams_with_an_error_and_comes_back(demo_model, compile_cache):
+    with serving(demo_model, compile_cache, *SMALL) as server:
+        stream = long_stream(server)
+        next(stream)
+        killed = server.pid_of("replica")
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="replica"):
+            for _ in stream:
+                pass
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert httpx.get(f"{server.url}/health").status_code == 200, "the gateway stays up"
+        with pytest.raises(openai.InternalServerError) as caught:
+            server.client.chat.completions.create(model="smollm2-135m-instruct", **LONG)
+        assert caught.value.status_code == 503
+        server.wait_until_ready(120)
+        assert server.pid_of("replica") not in (None, killed)
+        assert server.client.chat.completions.create(model=server.model, **{**LONG, "max_tokens": 5}).usage
+
+
+def test_a_client_that_leaves_frees_its_slot_and_pages(server):
+    stream = long_stream(server)
+    next(stream)
+    eventually(lambda: server.metric("vllm:num_requests_running") == 1)
+    stream.close()
+    eventually(lambda: server.metric("vllm:num_requests_running") == 0)
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_sigterm_lets_streams_finish_and_refuses_new_ones(demo_model, compile_cache):
+    with serving(demo_model, compile_cache, *SMALL, "--drain-s", "60") as server:
+        model = server.model
+        stream = server.client.chat.completions.create(
+            model=model, stream=True, **{**LONG, "max_tokens": 150}, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        chunks = []
+        reader = threading.Thread(target=lambda: chunks.extend(stream))
+        reader.start()
+        eventually(lambda: not server.is_ready())
+        reader.join(60)
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert server.process.wait(60) == 0
+
+
+def run_serve(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "podstream", "serve", *arguments],
+        capture_output=True, text=True, timeout=120, env=clean_environment(),
+    )  # fmt: skip
+
+
+def one_sentence(result):
+    """What a person is told on stderr, line breaks of the terminal taken out."""
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    return re.sub(r"\s+", " ", result.stderr)
+
+
+def test_a_port_in_use(server, demo_model):
+    told = one_sentence(run_serve(str(demo_model), "--port", str(server.port)))
+    assert str(server.port) in told and "in use" in told
+
+
+def test_a_path_without_a_checkpoint(tmp_path):
+    assert "there is no checkpoint" in one_sentence(run_serve(str(tmp_path / "nothing"), "--port", "0"))
+
+
+def test_a_checkpoint_without_its_commit_marker(demo_model, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(demo_model, broken, copy_function=os.link)
+    (broken / "commit_success.txt").unlink()
+    assert "commit_success.txt is missing" in one_sentence(run_serve(str(broken), "--port", "0"))
+
+
+def test_a_mesh_that_is_misspelt(demo_model):
+    assert "mesh" in one_sentence(run_serve(str(demo_model), "--port", "0", "--mesh", "tensor:4"))
