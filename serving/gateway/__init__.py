@@ -1,0 +1,1 @@
+"""The HTTP front: the OpenAI API, admission, streaming and metrics."""

@@ -1,0 +1,1 @@
+"""A replica: the gRPC service around one engine, and the client that gateways hold."""

@@ -21,7 +21,9 @@ LONG = {"messages": [{"role": "user", "content": "Write a long tale."}], "temper
 
 
 def long_stream(server):
-    return server.client.chat.completions.create(model=server.model, stream=True, extra_body={"ignore_eos": True}, **LONG)
+    return server.client.chat.completions.create(
+        model=server.model, stream=True, extra_body={"ignore_eos": True}, **LONG
+    )
 
 
 def eventually(condition, timeout_s=30):

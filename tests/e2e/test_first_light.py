@@ -25,7 +25,11 @@ def plain(server, messages, **params):
 def streamed(server, messages, **params):
     chunks = list(
         server.client.chat.completions.create(
-            model=server.model, messages=messages, temperature=0, stream=True, stream_options={"include_usage": True},
+            model=server.model,
+            messages=messages,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
             **{"max_tokens": 60, **params},
         )  # fmt: skip
     )

@@ -1,0 +1,1 @@
+"""The protocol between gateway and replica, and the code generated from it."""

@@ -1,0 +1,28 @@
+"""The README's examples run as they stand, but for the port."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+CURL = re.search(r"^curl .*?(?=^```)", README, re.MULTILINE | re.DOTALL)[0]
+SDK = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+
+
+def run(command, server):
+    moved = [argument.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}") for argument in command]
+    return subprocess.run(moved, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_the_curl_example(server):
+    told = run(["bash", "-c", CURL], server)
+    assert '"content":" Paris"' in told and told.rstrip().endswith("data: [DONE]")
+
+
+def test_the_sdk_example(server):
+    assert "Paris" in run([sys.executable, "-c", SDK], server)
