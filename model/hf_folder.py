@@ -84,7 +84,7 @@ def _shards(folder: Path) -> list[Path]:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing or not names:
         raise CheckpointError(
-            f"{folder}: {len(missing)} of the {len(names)} weight files in {INDEX} are missing: {', '.join(missing[:3])}."
+            f"{folder}: {len(missing)} of {len(names)} weight files in {INDEX} are missing: {', '.join(missing[:3])}."
         )
     return [folder / name for name in names]
 

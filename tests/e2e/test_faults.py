@@ -21,9 +21,8 @@ LONG = {"messages": [{"role": "user", "content": "Write a long tale."}], "temper
 
 
 def long_stream(server):
-    return server.client.chat.completions.create(
-        model=server.model, stream=True, extra_body={"ignore_eos": True}, **LONG
-    )
+    params = {**LONG, "stream": True, "extra_body": {"ignore_eos": True}}
+    return server.client.chat.completions.create(model=server.model, **params)
 
 
 def eventually(condition, timeout_s=30):

@@ -23,16 +23,9 @@ def plain(server, messages, **params):
 
 
 def streamed(server, messages, **params):
-    chunks = list(
-        server.client.chat.completions.create(
-            model=server.model,
-            messages=messages,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            **{"max_tokens": 60, **params},
-        )  # fmt: skip
-    )
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    body = {"model": server.model, "messages": messages, "temperature": 0, "max_tokens": 60, **stream, **params}
+    chunks = list(server.client.chat.completions.create(**body))
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     [reason] = [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
     return text, reason, chunks[-1].usage
