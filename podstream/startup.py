@@ -55,8 +55,10 @@ async def _missing(client: httpx.AsyncClient) -> str | None:
         return "the gateway"
     if response.status_code == httpx.codes.OK:
         return None
-    detail = str(response.json().get("detail", ""))
-    return detail or "the replica"
+    body = response.json()
+    if body["status"] == "failed":  # the replica says so itself, as its last words
+        return "the replica"
+    return str(body["detail"]) or "the replica"
 
 
 async def _model_name(client: httpx.AsyncClient) -> str:

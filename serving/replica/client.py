@@ -212,7 +212,7 @@ class ReplicaClient:
         return f"the replica is {self._status.state}: {self._status.detail or 'no token can be made yet'}."
 
     def _log_break(self, error: grpc.aio.AioRpcError) -> None:
-        if self._connected:
+        if self._connected and self._status.ready:  # else it was announced
             logger.warning("the stream to the replica broke (%s): %s", error.code().name, error.details())
 
 

@@ -54,7 +54,7 @@ def request(max_tokens):
 
 async def test_a_replica_tells_what_it_does_and_drains_on_sigterm(address):
     async with (
-        running(replica_argv(address, "--load-s", "1.5")) as process,
+        running(replica_argv(address, "--load-s", "1")) as process,
         running_client(address, ready=False) as client,
     ):
         await until(lambda: client.status.detail == "loading echo: 1 of 2 MiB", 10)
