@@ -3,7 +3,6 @@
 Four virtual CPU devices, so that sharded programs are real; XLA optimises little, because tests compile far more than
 they compute. Both must be set before JAX is imported.
 """
-# ruff: noqa: E402
 
 import os
 
