@@ -56,7 +56,7 @@ def test_sharded_weights_equal_one_file(folder):
 def test_missing_shards_are_counted_and_named(folder):
     names = _shard(folder, 3)
     (folder / names[1]).unlink()
-    with pytest.raises(CheckpointError, match=f"1 of the 3 weight files .* missing: {names[1]}"):
+    with pytest.raises(CheckpointError, match=f"1 of 3 weight files .* missing: {names[1]}"):
         read_hf_folder(folder)
 
 
