@@ -60,6 +60,7 @@ def serve(
     chunk_tokens: opt.ChunkTokens = _ENGINE.chunk_tokens,
     max_waiting: opt.MaxWaiting = _ENGINE.max_waiting,
     overlap: opt.Overlap = _ENGINE.overlap,
+    prefix_cache: opt.PrefixCache = _ENGINE.prefix_cache,
     compile_cache: opt.CompileCache = _ENGINE.compile_cache,
     max_queued: opt.MaxQueued = _GATEWAY.max_queued,
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
@@ -75,7 +76,7 @@ def serve(
     compile_cache = compile_cache or str(home() / "compiled")
     engine = EngineConfig(
         path or "", name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap,
-        compile_cache,
+        prefix_cache, compile_cache,
     )  # fmt: skip
     gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
@@ -95,6 +96,7 @@ def replica(
     chunk_tokens: opt.ChunkTokens = _ENGINE.chunk_tokens,
     max_waiting: opt.MaxWaiting = _ENGINE.max_waiting,
     overlap: opt.Overlap = _ENGINE.overlap,
+    prefix_cache: opt.PrefixCache = _ENGINE.prefix_cache,
     compile_cache: opt.CompileCache = _ENGINE.compile_cache,
     drain_s: opt.DrainS = _REPLICA.drain_s,
     follow_parent: opt.FollowParent = False,
@@ -103,8 +105,9 @@ def replica(
     from serving.replica.main import run
 
     engine = EngineConfig(
-        path, name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap, compile_cache
-    )
+        path, name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap,
+        prefix_cache, compile_cache,
+    )  # fmt: skip
     run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)
 
 
@@ -155,6 +158,19 @@ def chat(
     from podstream.chat import Chat
 
     Chat(url, model, Console(), temperature=temperature).run()
+
+
+@app.command()
+def top(
+    url: Annotated[str, typer.Option(help="Where the service is.")] = "http://127.0.0.1:8000",
+    every_s: Annotated[float, typer.Option("--every-s", min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Watch a service: slots, pages, queue, tokens/s, latencies, and where a step's time goes."""
+    from rich.console import Console
+
+    from podstream.top import Top
+
+    Top(url, Console(), every_s=every_s).run()
 
 
 @app.command()

@@ -18,6 +18,9 @@ MaxSeqLen = Annotated[int | None, typer.Option("--max-seq-len", help="Most token
 ChunkTokens = Annotated[int, typer.Option("--chunk-tokens", help="Most prompt tokens that one step computes.")]
 MaxWaiting = Annotated[int, typer.Option("--max-waiting", help="Requests that may wait for a slot.")]
 Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Dispatch a step before the last one is read.")]
+PrefixCache = Annotated[
+    bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Compute equal beginnings of prompts once.")
+]
 CompileCache = Annotated[
     str | None, typer.Option("--compile-cache", help="Folder or URL that keeps compiled programs for the next start.")
 ]
@@ -40,6 +43,7 @@ _ENGINE_FLAGS = {
     "chunk_tokens": "--chunk-tokens",
     "max_waiting": "--max-waiting",
     "overlap": "--overlap",
+    "prefix_cache": "--prefix-cache",
     "compile_cache": "--compile-cache",
 }
 _REPLICA_FLAGS = {"address": "--listen", "drain_s": "--drain-s"}

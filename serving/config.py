@@ -40,6 +40,8 @@ class EngineConfig:
     """Requests that may wait for a slot; one more is refused at once."""
     overlap: bool = True
     """Dispatch the next step before the last one is read."""
+    prefix_cache: bool = True
+    """Keep the pages of finished requests, so that equal beginnings of prompts are computed once."""
     compile_cache: str | None = None
     """Folder or URL that keeps compiled programs for the next start."""
 

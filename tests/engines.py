@@ -34,13 +34,16 @@ def tiny_params(config=CONFIG):
     return init_params(config, seed=1)
 
 
-def tiny_engine(*, eos=(), model=CONFIG, mesh="data=1,tensor=1", num_pages=128, max_tiles=2, **changes):
+def tiny_engine(
+    *, eos=(), model=CONFIG, mesh="data=1,tensor=1", num_pages=128, max_tiles=2, pool=None, watch=None, **changes
+):
     """A new engine with an empty pool of `num_pages`. Programs are compiled once per model and mesh, and the page
-    arrays keep what earlier engines left in them, which must not matter."""
+    arrays keep what earlier engines left in them, which must not matter. Two engines write into the same arrays:
+    run one to its end before the next. `watch` sees all steps (`WrittenPages`)."""
     settings = {"max_waiting": 1024, "overlap": True, **changes}
     return Engine(
-        _programs(model, mesh),
-        PagePool(num_pages + 1),
+        _programs(model, mesh) if watch is None else watch.over(_programs(model, mesh)),
+        pool or PagePool(num_pages + 1),
         Limits(PAGE_SIZE, TILE_TOKENS, max_tiles),
         eos_token_ids=eos,
         max_seq_len=MAX_SEQ_LEN,
@@ -61,8 +64,37 @@ def _programs(model, mesh):
     return make_programs(config, tiny_card(model), weights, device_mesh, rules, "float32", lambda _: None)
 
 
-def request(name, token_ids, sampling=GREEDY):
-    return EngineRequest(str(name), tuple(token_ids), sampling)
+class WrittenPages:
+    """Stands before `Programs` and tells the pages that the step in flight writes."""
+
+    def __init__(self):
+        self._newest = frozenset()
+
+    def take(self):
+        """After each step of the engine: nothing is in flight unless it dispatched something."""
+        newest, self._newest = self._newest, frozenset()
+        return newest
+
+    def over(self, programs):
+        self._programs = programs
+        self.spec, self.shapes = programs.spec, programs.shapes
+        return self
+
+    def run(self, shape, packed):
+        fields, pages, tile_rows, _, positions = self.spec.layout(shape).split(packed)
+        decoded = {int(pages[row, at // PAGE_SIZE]) for row, at in enumerate(fields[1]) if at >= 0}
+        prefilled = {
+            int(pages[row, at // PAGE_SIZE])
+            for (row,), tile in zip(tile_rows, positions, strict=True)
+            for at in tile
+            if at >= 0
+        }
+        self._newest = frozenset(decoded | prefilled)
+        return self._programs.run(shape, packed)
+
+
+def request(name, token_ids, sampling=GREEDY, **changes):
+    return EngineRequest(str(name), tuple(token_ids), sampling, **changes)
 
 
 def run(engine, requests, *, arrive_every=0, check=True, max_steps=2_000):

@@ -20,6 +20,7 @@ END_ID = 256
 VOCAB_SIZE = 257
 END_TEXT = "<|end|>"
 FAKE_NAME = "echo"
+PREFIX_CACHE = {"prefix_cache_queries": 40, "prefix_cache_hits": 30}
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -92,7 +93,7 @@ class FakeEngineLoop:
                 self.go.wait()
                 outputs += self._step()
             if outputs:
-                stats = StepStats(num_steps=self.num_steps, generation_tokens=self._num_tokens)
+                stats = StepStats(num_steps=self.num_steps, generation_tokens=self._num_tokens, **PREFIX_CACHE)
                 on_step(StepOutput(tuple(outputs), self.load, stats))
 
     def _read_inbox(self):

@@ -16,6 +16,8 @@ class EngineRequest:
     request_id: str
     token_ids: tuple[int, ...]
     sampling: SamplingParams
+    cache_salt: str = ""
+    """Requests share cached pages only with requests of the same salt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class SequenceOutput:
     error: ServiceError | None = None
     """Set with FinishReason.ERROR."""
     cached_tokens: int = 0
-    """Prompt tokens that were not computed again; meaningful in the last output."""
+    """Prompt tokens that were not computed again; meaningful from the first token on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,12 @@ class StepStats:
     num_compiles_after_ready: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    prefill_tokens: int = 0
+    """Tokens computed in prefill: prompts without what was cached, and what preemption made compute again."""
+    prefix_cache_queries: int = 0
+    """Prompt tokens that were looked up in the prefix cache, once per request."""
+    prefix_cache_hits: int = 0
+    """Those that were found."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
         max_waiting=config.max_waiting,
         draw_seed=secrets.randbits,
         overlap=config.overlap,
+        prefix_cache=config.prefix_cache,
     )
 
 

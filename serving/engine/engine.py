@@ -12,10 +12,13 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from kv.page_keys import PageKeys
 from kv.page_pool import PagePool
 from kv.page_table import PageTable
+from kv.prefix_cache import PrefixCache
 from serving.engine.api import EngineRequest, SequenceOutput, StepStats
 from serving.engine.batch import SlotSettings, build_batch, choose_shape
+from serving.engine.pages import SlotPages
 from serving.engine.plan import Limits, StepPlan, plan_step
 from serving.engine.sequence import NO_SLOT, Sequence
 from serving.engine.step import Programs
@@ -29,6 +32,8 @@ class InFlight:
 
     tokens_R: jax.Array
     sampled: tuple[tuple[int, Sequence], ...]
+    filled: tuple[tuple[Sequence, int], ...]
+    """Sequences with a page that this step fills, and how many of their tokens are in pages then."""
 
 
 class Engine:
@@ -43,6 +48,7 @@ class Engine:
         max_waiting: int,
         draw_seed: Callable[[int], int],
         overlap: bool = True,
+        prefix_cache: bool = True,
     ) -> None:
         """`draw_seed(bits)` gives a random seed to a request that names none. `overlap=False` reads every step at once:
         the reference that the overlapped engine must equal."""
@@ -57,6 +63,8 @@ class Engine:
         self._draw_seed = draw_seed
         self._overlap = overlap
         self._table = PageTable(spec.num_slots, spec.pages_per_slot)
+        cache = PrefixCache(pool, enabled=prefix_cache)
+        self._pages = SlotPages(pool, cache, self._table, limits.page_size)
         self._settings = SlotSettings(spec.num_slots)
         self._free_slots = list(range(spec.num_slots - 1, -1, -1))
         self._waiting: deque[Sequence] = deque()
@@ -64,6 +72,7 @@ class Engine:
         self._by_id: dict[str, Sequence] = {}
         self._in_flight: InFlight | None = None
         self._num_steps = self._num_preemptions = self._prompt_tokens = self._generation_tokens = 0
+        self._prefill_tokens = self._cache_queries = self._cache_hits = 0
 
     @property
     def has_work(self) -> bool:
@@ -88,6 +97,9 @@ class Engine:
             num_preemptions=self._num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
+            prefill_tokens=self._prefill_tokens,
+            prefix_cache_queries=self._cache_queries,
+            prefix_cache_hits=self._cache_hits,
         )
 
     def submit(self, request: EngineRequest) -> None:
@@ -105,6 +117,7 @@ class Engine:
             request,
             max_tokens=min(params.max_tokens or room, room),
             seed=self._draw_seed(SEED_BITS) if params.seed is None else params.seed,
+            keys=PageKeys(self._limits.page_size, request.cache_salt),
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
         )
         self._by_id[request.request_id] = sequence
@@ -118,11 +131,12 @@ class Engine:
     def fail_all(self, error: ServiceError) -> tuple[SequenceOutput, ...]:
         """End every request with an error, after a step has failed."""
         self._in_flight = None
+        self._pages.forget_cached()
         return tuple(self._finish(s, FinishReason.ERROR, error=error) for s in list(self._by_id.values()))
 
     def step(self) -> tuple[SequenceOutput, ...]:
         """Dispatch the next step, then hand out the tokens of the one before."""
-        plan = plan_step(self._waiting, self._running, len(self._free_slots), self._pool.num_free, self._limits)
+        plan = plan_step(self._waiting, self._running, len(self._free_slots), self._pages, self._limits)
         self._commit_plan(plan)
         dispatched = self._dispatch(plan) if plan.has_work else None
         if self._overlap:
@@ -131,7 +145,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Assert that pages, slots and queues agree with each other."""
-        self._pool.check_integrity(self._table.held_pages())
+        self._pages.check_integrity()
         slots = [s.slot for s in self._running]
         assert sorted([*slots, *self._free_slots]) == list(range(self._programs.spec.num_slots)), "slots do not add up"
         assert set(map(id, self._by_id.values())) == set(map(id, [*self._running, *self._waiting]))
@@ -150,13 +164,18 @@ class Engine:
             sequence.slot = self._free_slots.pop()
             self._settings.set(sequence.slot, sequence)
             self._running.append(sequence)
-            self._give_pages(sequence, admission.num_pages)
+            self._share(sequence, admission.cached)
+        for admission in plan.admit:
+            self._pages.add(admission.sequence, admission.num_pages)
         for sequence in plan.grow:
-            self._give_pages(sequence, 1)
+            self._pages.add(sequence, 1)
 
-    def _give_pages(self, sequence: Sequence, count: int) -> None:
-        self._table.append(sequence.slot, self._pool.allocate(count))
-        sequence.num_pages += count
+    def _share(self, sequence: Sequence, cached: tuple[int, ...]) -> None:
+        self._pages.share(sequence, cached)
+        if sequence.num_cached is None:  # not admitted before
+            sequence.num_cached = sequence.num_scheduled
+            self._cache_queries += sequence.num_prompt if self._pages.enabled else 0
+            self._cache_hits += sequence.num_cached
 
     def _dispatch(self, plan: StepPlan) -> InFlight:
         shape = choose_shape(plan, self._programs.shapes, self._limits.tile_tokens)
@@ -173,10 +192,15 @@ class Engine:
         for _, sequence in sampled:
             sequence.num_pending += 1
             sequence.on_device = True
-        return InFlight(tokens_R, tuple(sampled))
+        self._prefill_tokens += sum(chunk.length for chunk in plan.prefill)
+        filled = [(s, s.num_scheduled) for s in plan.decode if s.num_scheduled % self._limits.page_size == 0]
+        filled += [(chunk.sequence, chunk.sequence.num_scheduled) for chunk in plan.prefill]
+        return InFlight(tokens_R, tuple(sampled), tuple(filled))
 
     def _commit_tokens(self, step: InFlight) -> tuple[SequenceOutput, ...]:
         tokens = np.asarray(step.tokens_R).tolist()  # waits for the device
+        for sequence, num_written in step.filled:
+            self._pages.publish(sequence, num_written)
         return tuple(
             self._append(sequence, tokens[row]) for row, sequence in step.sampled if sequence.finish_reason is None
         )
@@ -191,7 +215,7 @@ class Engine:
             return self._finish(sequence, FinishReason.STOP, (token,))
         if len(sequence.token_ids) - sequence.num_prompt >= sequence.max_tokens:
             return self._finish(sequence, FinishReason.LENGTH, (token,))
-        return SequenceOutput(sequence.request.request_id, (token,))
+        return SequenceOutput(sequence.request.request_id, (token,), cached_tokens=sequence.num_cached or 0)
 
     def _finish(
         self,
@@ -207,13 +231,14 @@ class Engine:
             self._waiting.remove(sequence)
         else:
             self._leave_slot(sequence)
-        return SequenceOutput(sequence.request.request_id, tokens, reason, error)
+        return SequenceOutput(sequence.request.request_id, tokens, reason, error, sequence.num_cached or 0)
 
     def _leave_slot(self, sequence: Sequence) -> None:
         """Free slot and pages. A step in flight may still write there: it runs before any step that reuses them."""
         self._running.remove(sequence)
-        self._pool.release(self._table.clear(sequence.slot))
+        self._pages.release(sequence)
         self._free_slots.append(sequence.slot)
+        sequence.slot = NO_SLOT
 
 
 def step_failed(error: Exception) -> EngineFailed:

@@ -7,8 +7,10 @@ computed again later; the oldest can always go on, so every sequence ends.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from kv.page_table import pages_for
+from serving.engine.pages import Match
 from serving.engine.sequence import Sequence
 
 
@@ -19,6 +21,17 @@ class Limits:
     """Prefill is cut into tiles of this many tokens; a tile belongs to one sequence."""
     max_tiles: int
     """Prefill tiles in one step."""
+
+
+class PageReader(Protocol):
+    """What the planner may ask about pages; `SlotPages` answers."""
+
+    @property
+    def num_free(self) -> int: ...
+
+    def match(self, sequence: Sequence) -> Match: ...
+
+    def num_releasable(self, sequence: Sequence) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +51,10 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class Admission:
     sequence: Sequence
+    cached: tuple[int, ...]
+    """Pages to share, in order. All admissions share before anyone allocates, so that none of these is evicted."""
     num_pages: int
+    """Pages to allocate behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +73,28 @@ class StepPlan:
 
 
 def plan_step(
-    waiting: Iterable[Sequence], running: list[Sequence], free_slots: int, free_pages: int, limits: Limits
+    waiting: Iterable[Sequence], running: list[Sequence], free_slots: int, pages: PageReader, limits: Limits
 ) -> StepPlan:
-    """`running` is in order of arrival. Pages promised never exceed pages free plus pages of the preempted."""
-    decode, grow, preempt, free_pages = _plan_decode(running, free_pages, limits)
+    """`running` is in order of arrival. Pages promised never exceed pages free plus pages that the preempted free."""
+    decode, grow, preempt, free_pages = _plan_decode(running, pages, limits)
     gone = set(map(id, preempt))
     prefill, tiles_left = _plan_chunks([s for s in running if s.wants_prefill and id(s) not in gone], limits)
     admit: list[Admission] = []
     if not preempt:  # whoever was just preempted comes first
         num_running = len(running)
-        admit, chunks = _plan_admissions(waiting, num_running, free_slots, free_pages, tiles_left, limits)
+        admit, chunks = _plan_admissions(waiting, num_running, free_slots, free_pages, tiles_left, pages, limits)
         prefill += chunks
     return StepPlan(tuple(preempt), tuple(admit), tuple(grow), tuple(decode), tuple(prefill))
 
 
 def _plan_decode(
-    running: list[Sequence], free_pages: int, limits: Limits
+    running: list[Sequence], pages: PageReader, limits: Limits
 ) -> tuple[list[Sequence], list[Sequence], list[Sequence], int]:
     """Rows that decode, those that need a page for it, those preempted to find the pages, and pages left."""
     decode: list[Sequence] = []
     grow: list[Sequence] = []
     preempt: list[Sequence] = []
+    free_pages = pages.num_free
     candidates = list(running)  # the youngest, last, is preempted first
     for sequence in running:
         if sequence in preempt:
@@ -88,7 +105,7 @@ def _plan_decode(
             while free_pages == 0 and (victim := _youngest(candidates)) is not None:
                 candidates.remove(victim)
                 preempt.append(victim)
-                free_pages += victim.num_pages
+                free_pages += pages.num_releasable(victim)
                 if victim is sequence:
                     break
             if sequence in preempt or free_pages == 0:
@@ -111,14 +128,20 @@ def _plan_chunks(sequences: Iterable[Sequence], limits: Limits) -> tuple[list[Ch
     for sequence in sequences:
         if tiles_left == 0:
             break
-        chunk = _chunk(sequence, tiles_left, limits)
+        chunk = _chunk(sequence, sequence.num_scheduled, tiles_left, limits)
         chunks.append(chunk)
         tiles_left -= pages_for(chunk.length, limits.tile_tokens)
     return chunks, tiles_left
 
 
 def _plan_admissions(
-    waiting: Iterable[Sequence], num_running: int, free_slots: int, free_pages: int, tiles_left: int, limits: Limits
+    waiting: Iterable[Sequence],
+    num_running: int,
+    free_slots: int,
+    free_pages: int,
+    tiles_left: int,
+    pages: PageReader,
+    limits: Limits,
 ) -> tuple[list[Admission], list[Chunk]]:
     admit: list[Admission] = []
     chunks: list[Chunk] = []
@@ -126,13 +149,15 @@ def _plan_admissions(
         # A preempted sequence whose last token is still on its way cannot be prefilled yet.
         if tiles_left == 0 or free_slots == 0 or sequence.num_pending:
             break
-        need = pages_for(sequence.num_tokens + 1, limits.page_size)
+        match = pages.match(sequence)
+        new = pages_for(sequence.num_tokens + 1, limits.page_size) - len(match.pages)
+        need = new + match.num_idle
         # One page for every other sequence keeps them from being preempted at their next page border.
         others = num_running + len(admit)
         if need + others > free_pages and (others or need > free_pages):
             break
-        chunk = _chunk(sequence, tiles_left, limits)
-        admit.append(Admission(sequence, need))
+        chunk = _chunk(sequence, len(match.pages) * limits.page_size, tiles_left, limits)
+        admit.append(Admission(sequence, match.pages, new))
         chunks.append(chunk)
         free_slots -= 1
         free_pages -= need
@@ -140,6 +165,6 @@ def _plan_admissions(
     return admit, chunks
 
 
-def _chunk(sequence: Sequence, tiles_left: int, limits: Limits) -> Chunk:
-    length = min(sequence.num_to_compute, tiles_left * limits.tile_tokens)
-    return Chunk(sequence, sequence.num_scheduled, length)
+def _chunk(sequence: Sequence, start: int, tiles_left: int, limits: Limits) -> Chunk:
+    length = min(sequence.num_tokens - start, tiles_left * limits.tile_tokens)
+    return Chunk(sequence, start, length)

@@ -12,6 +12,7 @@ the newest token lies in the device's `last_token[slot]`, so that the next step 
 
 from dataclasses import dataclass, field
 
+from kv.page_keys import PageKeys
 from serving.engine.api import EngineRequest
 from serving.request import FinishReason
 
@@ -24,6 +25,8 @@ class Sequence:
     max_tokens: int
     """Answer tokens at most; prompt plus this fits the context."""
     seed: int
+    keys: PageKeys
+    """Names of its full pages, for the prefix cache."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the answer: EOS unless ignored, and the request's own."""
     token_ids: list[int] = field(default_factory=list)
@@ -32,6 +35,10 @@ class Sequence:
     on_device: bool = False
     slot: int = NO_SLOT
     num_pages: int = 0
+    num_published: int = 0
+    """Pages, from the first, that the prefix cache knows."""
+    num_cached: int | None = None
+    """Prompt tokens that were found in the cache when it was first admitted."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -67,4 +74,4 @@ class Sequence:
         self.num_scheduled = 0
         self.on_device = False
         self.slot = NO_SLOT
-        self.num_pages = 0
+        self.num_pages = self.num_published = 0

@@ -41,8 +41,12 @@ class ReplicaCollector(Collector):
         yield info
 
     def _counters(self, stats: StepStats) -> Iterator[Metric]:
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens)
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests that got an answer.", stats.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens)
+        queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
+        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", queries)
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found there, and not computed again.", hits)
+        yield self._counter("podstream:prefill_tokens", "Tokens computed in prefill.", stats.prefill_tokens)
         yield self._counter("vllm:num_preemptions", "Requests put back to wait.", stats.num_preemptions)
         yield self._counter("podstream:steps", "Engine steps.", stats.num_steps)
         yield self._counter(

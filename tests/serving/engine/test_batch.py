@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from kv.page_keys import PageKeys
 from kv.page_table import PageTable
 from serving.engine.api import EngineRequest
 from serving.engine.batch import NOTHING, BatchLayout, SlotSettings, StepShape, build_batch, choose_shape, step_shapes
@@ -16,7 +17,7 @@ TILE = 4
 
 def sequence(slot, tokens, **sampling):
     request = EngineRequest("x", tuple(tokens), SamplingParams(**sampling))
-    return Sequence(request, max_tokens=9, seed=-1, slot=slot)
+    return Sequence(request, max_tokens=9, seed=-1, keys=PageKeys(4), slot=slot)
 
 
 @pytest.mark.parametrize(("slots", "tiles"), [(1, 1), (4, 2), (64, 8), (100, 5)])

@@ -5,8 +5,10 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv.page_keys import PageKeys
 from kv.page_table import pages_for
 from serving.engine.api import EngineRequest
+from serving.engine.pages import Match
 from serving.engine.plan import Limits, plan_step
 from serving.engine.sequence import NO_SLOT, Sequence
 from serving.request import SamplingParams
@@ -16,7 +18,22 @@ LIMITS = Limits(page_size=4, tile_tokens=8, max_tiles=3)
 
 def sequence(prompt, max_tokens=8, **state):
     request = EngineRequest("x", tuple(range(prompt)), SamplingParams())
-    return Sequence(request, max_tokens=max_tokens, seed=0, **state)
+    return Sequence(request, max_tokens=max_tokens, seed=0, keys=PageKeys(4), **state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pages:
+    """A pool of which nothing is shared, except what `cached` says of a prompt length: (pages, idle ones)."""
+
+    num_free: int
+    cached: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+    def match(self, sequence):
+        count, num_idle = self.cached.get(sequence.num_prompt, (0, 0))
+        return Match(tuple(range(1, count + 1)), num_idle)
+
+    def num_releasable(self, sequence):
+        return sequence.num_pages
 
 
 def decoding(tokens, pages, max_tokens=100):
@@ -25,17 +42,21 @@ def decoding(tokens, pages, max_tokens=100):
                     num_pages=pages)  # fmt: skip
 
 
+def state_of(s):
+    return [list(value) if isinstance(value := getattr(s, f.name), list) else value for f in dataclasses.fields(s)]
+
+
 def names(sequences):
     return [s.num_tokens for s in sequences]
 
 
 def test_nothing_to_do_is_an_empty_plan():
-    assert not plan_step([], [], 4, 100, LIMITS).has_work
+    assert not plan_step([], [], 4, Pages(100), LIMITS).has_work
 
 
 def test_decodes_and_a_new_prompt_share_the_step():
     running = [decoding(6, 2), decoding(9, 3)]
-    plan = plan_step([sequence(10)], running, 2, 50, LIMITS)
+    plan = plan_step([sequence(10)], running, 2, Pages(50), LIMITS)
     assert names(plan.decode) == [6, 9]
     assert [(a.sequence.num_prompt, a.num_pages) for a in plan.admit] == [(10, 3)]
     assert [(c.start, c.length, c.is_last) for c in plan.prefill] == [(0, 10, True)]
@@ -43,21 +64,34 @@ def test_decodes_and_a_new_prompt_share_the_step():
 
 def test_a_long_prompt_is_cut_at_the_step_budget_and_goes_on_before_others():
     long, short = sequence(30), sequence(5)
-    plan = plan_step([long, short], [], 4, 50, LIMITS)
+    plan = plan_step([long, short], [], 4, Pages(50), LIMITS)
     assert [(c.sequence, c.length, c.is_last) for c in plan.prefill] == [(long, 24, False)]
     long.num_scheduled, long.slot, long.num_pages = 24, 0, 8
-    plan = plan_step([short], [long], 3, 42, LIMITS)
+    plan = plan_step([short], [long], 3, Pages(42), LIMITS)
     assert [(c.sequence, c.start, c.length) for c in plan.prefill] == [(long, 24, 6), (short, 0, 5)]
 
 
+def test_a_cached_beginning_is_shared_and_prefill_starts_behind_it():
+    pages = Pages(10, {10: (2, 1)})
+    plan = plan_step([sequence(10)], [], 4, pages, LIMITS)
+    assert [(a.cached, a.num_pages) for a in plan.admit] == [((1, 2), 1)]
+    assert [(c.start, c.length, c.is_last) for c in plan.prefill] == [(8, 2, True)]
+
+
+def test_sharing_an_idle_page_takes_it_from_the_free_ones():
+    running = [decoding(6, 2)]  # for whom one page stays free
+    assert plan_step([sequence(10)], running, 4, Pages(3, {10: (2, 1)}), LIMITS).admit
+    assert not plan_step([sequence(10)], running, 4, Pages(3, {10: (2, 2)}), LIMITS).admit
+
+
 def test_first_come_first_served_even_if_a_later_one_would_fit():
-    plan = plan_step([sequence(40), sequence(2)], [], 4, 5, LIMITS)
+    plan = plan_step([sequence(40), sequence(2)], [], 4, Pages(5), LIMITS)
     assert not plan.has_work
 
 
 def test_the_youngest_is_preempted_for_the_oldest_and_nobody_is_admitted_then():
     old, middle, young = decoding(8, 1), decoding(7, 2), decoding(8, 2)
-    plan = plan_step([sequence(1)], [old, middle, young], 1, 0, LIMITS)
+    plan = plan_step([sequence(1)], [old, middle, young], 1, Pages(0), LIMITS)
     assert plan.preempt == (young,)
     assert plan.grow == (old,)
     assert plan.decode == (old, middle)
@@ -67,17 +101,17 @@ def test_the_youngest_is_preempted_for_the_oldest_and_nobody_is_admitted_then():
 def test_a_sequence_that_is_about_to_finish_is_not_preempted():
     """It frees its pages by itself when the step in flight is read."""
     finishing = decoding(9, 3, max_tokens=1)
-    plan = plan_step([], [decoding(9, 2), finishing], 1, 0, LIMITS)
+    plan = plan_step([], [decoding(9, 2), finishing], 1, Pages(0), LIMITS)
     assert finishing.is_exhausted and finishing not in plan.preempt
 
 
 def test_a_preempted_sequence_waits_until_its_last_token_has_been_read():
     preempted = decoding(5, 2)
     preempted.reset()
-    assert not plan_step([preempted], [], 4, 50, LIMITS).has_work
+    assert not plan_step([preempted], [], 4, Pages(50), LIMITS).has_work
     preempted.token_ids.append(1)
     preempted.num_pending = 0
-    assert plan_step([preempted], [], 4, 50, LIMITS).prefill[0].length == 5
+    assert plan_step([preempted], [], 4, Pages(50), LIMITS).prefill[0].length == 5
 
 
 @st.composite
@@ -100,9 +134,9 @@ def states(draw):
 @settings(max_examples=400)
 def test_a_plan_never_promises_what_is_not_there(state):
     waiting, running, free_slots, free_pages = state
-    before = [dataclasses.astuple(s) for s in waiting + running]
-    plan = plan_step(waiting, running, free_slots, free_pages, LIMITS)
-    assert [dataclasses.astuple(s) for s in waiting + running] == before, "the planner changed something"
+    before = [state_of(s) for s in waiting + running]
+    plan = plan_step(waiting, running, free_slots, Pages(free_pages), LIMITS)
+    assert [state_of(s) for s in waiting + running] == before, "the planner changed something"
     promised = len(plan.grow) + sum(a.num_pages for a in plan.admit)
     assert promised <= free_pages + sum(s.num_pages for s in plan.preempt)
     assert len(plan.admit) <= free_slots
@@ -132,7 +166,7 @@ def test_everyone_ends_and_preemption_never_starves(requests, num_pages, aborted
     for step in range(3_000):
         while arrivals and arrivals[0][0] <= step:
             waiting.append(arrivals.pop(0)[2])
-        plan = plan_step(waiting, running, free_slots, free_pages, LIMITS)
+        plan = plan_step(waiting, running, free_slots, Pages(free_pages), LIMITS)
         for s in plan.preempt:
             running.remove(s)
             free_pages, free_slots = free_pages + s.num_pages, free_slots + 1

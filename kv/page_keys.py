@@ -1,0 +1,31 @@
+"""PageKeys: names for what lies in a sequence's full pages, so that equal beginnings of two sequences are found.
+
+The key of a page is a digest of the key of the page before it and of its own token ids; the chain begins with a digest
+of the salt. Equal keys therefore mean the same salt, the same tokens and the same positions, which is all that keys
+and values in a page depend on. Sixteen bytes of BLAKE2b: a collision, which would show one conversation to another,
+takes 2**64 tries of someone who looks for one.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+KEY_BYTES = 16
+
+
+class PageKeys:
+    """The keys of one sequence. Its tokens may only be appended to: a key that was computed stays."""
+
+    def __init__(self, page_size: int, salt: str = "") -> None:
+        """Sequences with different salts never have a key in common."""
+        self._page_size = page_size
+        self._chain = [blake2b(salt.encode(), digest_size=KEY_BYTES).digest()]
+
+    def first(self, token_ids: Sequence[int], count: int) -> list[bytes]:
+        """Keys of the first `count` pages, which `token_ids` fill."""
+        size = self._page_size
+        assert count * size <= len(token_ids), f"{len(token_ids)} tokens do not fill {count} pages"
+        for page in range(len(self._chain) - 1, count):
+            tokens = array("q", token_ids[page * size : (page + 1) * size])
+            self._chain.append(blake2b(self._chain[-1] + tokens.tobytes(), digest_size=KEY_BYTES).digest())
+        return self._chain[1 : count + 1]

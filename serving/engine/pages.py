@@ -1,0 +1,88 @@
+"""SlotPages: the pages of running sequences. Joins pool, page table and prefix cache; reads for the planner, acts for
+the engine. Owned by the engine's thread.
+
+When may a page be published? A step that has been read has completed, and so have all before it. Published are only
+full pages of tokens whose keys and values such steps wrote. A step in flight writes at later positions, hence in pages
+that are not published: also when its sequence has ended or was preempted meanwhile, and its pages belong to others.
+And a sequence that starts with shared pages writes behind them: `match` leaves at least one token to compute, in a
+page of its own.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from kv.page_pool import PagePool
+from kv.page_table import PageTable
+from kv.prefix_cache import PrefixCache
+from serving.engine.sequence import NO_SLOT, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Cached pages with which a sequence can start."""
+
+    pages: tuple[int, ...] = ()
+    num_idle: int = 0
+    """How many of them nobody holds: sharing these takes them from `num_free`."""
+
+
+class SlotPages:
+    def __init__(self, pool: PagePool, cache: PrefixCache, table: PageTable, page_size: int) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._table = table
+        self._page_size = page_size
+
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def enabled(self) -> bool:
+        return self._cache.enabled
+
+    def match(self, sequence: Sequence) -> Match:
+        """The longest cached beginning of a waiting sequence. Reads only."""
+        if not self._cache.enabled:
+            return Match()
+        full = (len(sequence.token_ids) - 1) // self._page_size
+        pages = self._cache.match(sequence.keys.first(sequence.token_ids, full))
+        return Match(pages, self._pool.count_idle(pages))
+
+    def num_releasable(self, sequence: Sequence) -> int:
+        """Pages that preempting this one sequence surely gives back: those that it shares with nobody. Reads only."""
+        return self._pool.count_sole(self._table.pages(sequence.slot))
+
+    def share(self, sequence: Sequence, pages: Items[int]) -> None:
+        """Start a sequence, which has a slot and no pages yet, with cached pages."""
+        self._pool.share(pages)
+        self._table.append(sequence.slot, pages)
+        sequence.num_pages = sequence.num_published = len(pages)
+        sequence.num_scheduled = len(pages) * self._page_size
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        self._table.append(sequence.slot, self._pool.allocate(count))
+        sequence.num_pages += count
+
+    def publish(self, sequence: Sequence, num_written: int) -> None:
+        """Tokens before `num_written` are in pages, of a step that has completed; ignored without a slot: the pages
+        are not the sequence's any more."""
+        count = num_written // self._page_size
+        if not self._cache.enabled or sequence.slot == NO_SLOT or count <= sequence.num_published:
+            return
+        new = slice(sequence.num_published, count)
+        self._cache.publish(sequence.keys.first(sequence.token_ids, count)[new], self._table.pages(sequence.slot)[new])
+        sequence.num_published = count
+
+    def release(self, sequence: Sequence) -> None:
+        """Last page first, so that the cache loses the end of a text before its beginning."""
+        self._pool.release(reversed(self._table.clear(sequence.slot)))
+        sequence.num_pages = 0
+
+    def forget_cached(self) -> None:
+        """The device's memory is not to be trusted."""
+        self._cache.clear()
+
+    def check_integrity(self) -> None:
+        self._pool.check_integrity(self._table.held_pages())
+        self._cache.check_integrity()

@@ -1,0 +1,134 @@
+"""The prefix cache alone: what it finds is what was written, it finds the most, and it gives way when pages run out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv.page_keys import PageKeys
+from kv.page_pool import PagePool
+from kv.prefix_cache import PrefixCache
+
+SIZE = 2
+NUM_PAGES = 9
+
+
+class Cached:
+    """A cache with its pool, and beside it what was really written into each page."""
+
+    def __init__(self, num_pages=NUM_PAGES):
+        self.pool = PagePool(num_pages + 1)
+        self.cache = PrefixCache(self.pool)
+        self.content = {}
+
+    def run(self, tokens, salt=""):
+        """Compute a sequence: share what is cached, write the rest, publish. Returns its pages, held, and the hits;
+        None when there are not enough pages."""
+        count = len(tokens) // SIZE
+        keys = PageKeys(SIZE, salt).first(tokens, count)
+        found = self.cache.match(keys)
+        self.check_found(found, tokens, salt)
+        if count - len(found) + self.pool.count_idle(found) > self.pool.num_free:
+            return None
+        self.pool.share(found)
+        new = self.pool.allocate(count - len(found))
+        for index, page in enumerate(new, start=len(found) + 1):
+            self.content[page] = salt, tuple(tokens[: index * SIZE])
+        self.cache.publish(keys, [*found, *new])
+        return [*found, *new], len(found)
+
+    def check_found(self, found, tokens, salt):
+        prefixes = [(salt, tuple(tokens[: i * SIZE])) for i in range(1, len(tokens) // SIZE + 1)]
+        assert [self.content[page] for page in found] == prefixes[: len(found)], "a page holds something else"
+        published = {self.content[page] for page in self.pool.kept_pages}
+        assert prefixes[len(found) : len(found) + 1] == [] or prefixes[len(found)] not in published, "one was missed"
+
+    def release(self, pages):
+        self.pool.release(reversed(pages))
+
+
+def test_a_second_run_shares_the_pages_of_the_first():
+    cached = Cached()
+    pages, _ = cached.run([1, 2, 3, 4])
+    assert cached.run([1, 2, 3, 4, 5, 6]) == ([*pages, pages[-1] + 1], 2)
+    cached.pool.check_integrity([*pages, *pages, pages[-1] + 1])
+
+
+def test_pages_stay_after_their_last_release_and_count_as_free():
+    cached = Cached()
+    pages, _ = cached.run([1, 2, 3, 4])
+    cached.release(pages)
+    assert (cached.pool.num_free, cached.pool.num_idle) == (NUM_PAGES, 2)
+    assert cached.run([1, 2, 3, 4])[0] == pages
+    assert (cached.pool.num_free, cached.pool.num_idle) == (NUM_PAGES - 2, 0)
+
+
+def test_free_pages_go_first_then_the_end_of_the_text_used_longest_ago():
+    cached = Cached(num_pages=6)
+    for tokens in ([1, 1, 1, 2], [2, 1, 2, 2], [1, 1, 1, 2]):  # the first is used again
+        cached.release(cached.run(tokens)[0])
+    cached.pool.allocate(2)
+    assert cached.cache.num_pages == 4
+    cached.pool.allocate(1)
+    assert [cached.cache.match(PageKeys(SIZE).first(t, 2)) for t in ([1, 1, 1, 2], [2, 1, 2, 2])] == [(1, 2), (3,)]
+    cached.cache.check_integrity()
+
+
+def test_salts_share_nothing():
+    cached = Cached()
+    assert cached.run([1, 2], "a")[1] == 0 == cached.run([1, 2], "b")[1]
+    assert cached.run([1, 2], "a")[1] == 1
+
+
+def test_the_same_tokens_at_another_place_are_another_page():
+    cached = Cached()
+    cached.run([1, 2, 1, 2])
+    assert cached.run([1, 2, 1, 2, 1, 2])[1] == 2
+    assert cached.cache.num_pages == 3
+
+
+def test_a_cache_that_is_off_finds_nothing_and_keeps_nothing():
+    pool = PagePool(5)
+    cache = PrefixCache(pool, enabled=False)
+    keys = PageKeys(SIZE).first([1, 2], 1)
+    pages = pool.allocate(1)
+    cache.publish(keys, pages)
+    pool.release(pages)
+    assert cache.match(keys) == () and pool.num_idle == 0
+
+
+def test_clear_forgets_held_and_idle_pages():
+    cached = Cached()
+    held, _ = cached.run([1, 2])
+    cached.release(cached.run([3, 4])[0])
+    cached.cache.clear()
+    assert cached.pool.num_idle == 0 and cached.run([1, 2])[1] == 0
+    cached.cache.check_integrity()
+    cached.release(held)
+    assert cached.pool.num_idle == 0
+
+
+def test_keys_grow_with_the_tokens_and_refuse_pages_that_are_not_full():
+    keys, tokens = PageKeys(SIZE), [1, 2, 3]
+    first = keys.first(tokens, 1)
+    tokens.append(4)
+    assert keys.first(tokens, 2) == PageKeys(SIZE).first((1, 2, 3, 4), 2) == [*first, keys.first(tokens, 2)[1]]
+    with pytest.raises(AssertionError, match="4 tokens do not fill 3 pages"):
+        keys.first(tokens, 3)
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=10), st.sampled_from(["", "x"]), st.integers(0, 9)),
+        max_size=60,
+    )
+)
+def test_any_history_finds_the_most_and_only_what_was_written(history):
+    """Few tokens and few pages, so that texts meet and pages run out. A number below 6 ends a sequence first."""
+    cached, running = Cached(), []
+    for tokens, salt, number in history:
+        if running and number < 6:
+            cached.release(running.pop(number % len(running)))
+        if (started := cached.run(tokens, salt)) is not None:
+            running.append(started[0])
+        cached.pool.check_integrity([page for pages in running for page in pages])
+        cached.cache.check_integrity()
