@@ -62,6 +62,7 @@ def serve(
     overlap: opt.Overlap = _ENGINE.overlap,
     prefix_cache: opt.PrefixCache = _ENGINE.prefix_cache,
     compile_cache: opt.CompileCache = _ENGINE.compile_cache,
+    crash_folder: opt.CrashFolder = _ENGINE.crash_folder,
     max_queued: opt.MaxQueued = _GATEWAY.max_queued,
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
     drain_s: opt.DrainS = _GATEWAY.drain_s,
@@ -74,9 +75,10 @@ def serve(
 
     console = Console()
     compile_cache = compile_cache or str(home() / "compiled")
+    crash_folder = crash_folder or str(home() / "crashes")
     engine = EngineConfig(
         path or "", name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache,
+        prefix_cache, compile_cache, crash_folder,
     )  # fmt: skip
     gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
@@ -98,6 +100,7 @@ def replica(
     overlap: opt.Overlap = _ENGINE.overlap,
     prefix_cache: opt.PrefixCache = _ENGINE.prefix_cache,
     compile_cache: opt.CompileCache = _ENGINE.compile_cache,
+    crash_folder: opt.CrashFolder = _ENGINE.crash_folder,
     drain_s: opt.DrainS = _REPLICA.drain_s,
     follow_parent: opt.FollowParent = False,
 ) -> None:
@@ -106,7 +109,7 @@ def replica(
 
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache,
+        prefix_cache, compile_cache, crash_folder,
     )  # fmt: skip
     run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)
 

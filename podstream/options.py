@@ -24,6 +24,9 @@ PrefixCache = Annotated[
 CompileCache = Annotated[
     str | None, typer.Option("--compile-cache", help="Folder or URL that keeps compiled programs for the next start.")
 ]
+CrashFolder = Annotated[
+    str | None, typer.Option("--crash-folder", help="Folder for what the last steps planned, should one fail.")
+]
 MaxQueued = Annotated[int, typer.Option("--max-queued", help="Requests in flight; one more gets 429.")]
 MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
 DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
@@ -45,6 +48,7 @@ _ENGINE_FLAGS = {
     "overlap": "--overlap",
     "prefix_cache": "--prefix-cache",
     "compile_cache": "--compile-cache",
+    "crash_folder": "--crash-folder",
 }
 _REPLICA_FLAGS = {"address": "--listen", "drain_s": "--drain-s"}
 _GATEWAY_FLAGS = {

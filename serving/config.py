@@ -44,6 +44,8 @@ class EngineConfig:
     """Keep the pages of finished requests, so that equal beginnings of prompts are computed once."""
     compile_cache: str | None = None
     """Folder or URL that keeps compiled programs for the next start."""
+    crash_folder: str | None = None
+    """Folder for what the last steps planned, written when one fails; None takes one for temporary files."""
 
     def __post_init__(self) -> None:
         _check_positive(self, "num_slots", "page_size", "num_pages", "max_seq_len", "chunk_tokens",

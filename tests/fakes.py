@@ -21,6 +21,7 @@ VOCAB_SIZE = 257
 END_TEXT = "<|end|>"
 FAKE_NAME = "echo"
 PREFIX_CACHE = {"prefix_cache_queries": 40, "prefix_cache_hits": 30}
+TIMES = {"step_host_s": 1.5, "step_device_wait_s": 4.5}
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -93,7 +94,7 @@ class FakeEngineLoop:
                 self.go.wait()
                 outputs += self._step()
             if outputs:
-                stats = StepStats(num_steps=self.num_steps, generation_tokens=self._num_tokens, **PREFIX_CACHE)
+                stats = StepStats(num_steps=self.num_steps, generation_tokens=self._num_tokens, **PREFIX_CACHE, **TIMES)
                 on_step(StepOutput(tuple(outputs), self.load, stats))
 
     def _read_inbox(self):

@@ -48,6 +48,10 @@ class StepStats:
     """Prompt tokens that were looked up in the prefix cache, once per request."""
     prefix_cache_hits: int = 0
     """Those that were found."""
+    step_host_s: float = 0.0
+    """Seconds that the engine's thread spent in steps, without waiting for the device."""
+    step_device_wait_s: float = 0.0
+    """Seconds that it waited for the tokens of steps."""
 
 
 @dataclass(frozen=True, slots=True)

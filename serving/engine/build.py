@@ -52,7 +52,8 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     weights = _load_weights(config, card, abstract_params(card.config, mesh, rules, dtype), progress)
     programs = make_programs(config, card, weights, mesh, rules, dtype, progress)
     compiles.mark_ready()
-    return EngineThread(make_engine(config, card, programs), compiles.after_ready), card
+    crash_folder = Path(config.crash_folder) if config.crash_folder else None
+    return EngineThread(make_engine(config, card, programs), compiles.after_ready, crash_folder), card
 
 
 def make_programs(

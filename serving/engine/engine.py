@@ -5,6 +5,7 @@ host. What the host does not know yet (the newest token of each sequence) stays 
 sequence that turns out to have ended gets one token too many, which is dropped.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from serving.engine.pages import SlotPages
 from serving.engine.plan import Limits, StepPlan, plan_step
 from serving.engine.sequence import NO_SLOT, Sequence
 from serving.engine.step import Programs
+from serving.engine.step_clock import StepClock
+from serving.engine.step_ring import StepRecord, StepRing
 from serving.errors import EngineFailed, Overloaded, PromptTooLong, ServiceError
 from serving.request import SEED_BITS, FinishReason, Load
 
@@ -71,6 +74,8 @@ class Engine:
         self._running: list[Sequence] = []
         self._by_id: dict[str, Sequence] = {}
         self._in_flight: InFlight | None = None
+        self._clock = StepClock()
+        self.ring = StepRing()
         self._num_steps = self._num_preemptions = self._prompt_tokens = self._generation_tokens = 0
         self._prefill_tokens = self._cache_queries = self._cache_hits = 0
 
@@ -100,6 +105,8 @@ class Engine:
             prefill_tokens=self._prefill_tokens,
             prefix_cache_queries=self._cache_queries,
             prefix_cache_hits=self._cache_hits,
+            step_host_s=self._clock.host_s,
+            step_device_wait_s=self._clock.device_wait_s,
         )
 
     def submit(self, request: EngineRequest) -> None:
@@ -136,12 +143,15 @@ class Engine:
 
     def step(self) -> tuple[SequenceOutput, ...]:
         """Dispatch the next step, then hand out the tokens of the one before."""
+        self._clock.start_step()
         plan = plan_step(self._waiting, self._running, len(self._free_slots), self._pages, self._limits)
         self._commit_plan(plan)
         dispatched = self._dispatch(plan) if plan.has_work else None
         if self._overlap:
             dispatched, self._in_flight = self._in_flight, dispatched
-        return self._commit_tokens(dispatched) if dispatched else ()
+        outputs = self._commit_tokens(dispatched) if dispatched else ()
+        self.ring.end(*self._clock.end_step())
+        return outputs
 
     def check_integrity(self) -> None:
         """Assert that pages, slots and queues agree with each other."""
@@ -179,6 +189,7 @@ class Engine:
 
     def _dispatch(self, plan: StepPlan) -> InFlight:
         shape = choose_shape(plan, self._programs.shapes, self._limits.tile_tokens)
+        self.ring.add(self._record(plan, str(shape)))
         packed = build_batch(plan, self._programs.spec.layout(shape), self._table, self._settings)
         tokens_R = self._programs.run(shape, packed)
         self._num_steps += 1
@@ -197,8 +208,23 @@ class Engine:
         filled += [(chunk.sequence, chunk.sequence.num_scheduled) for chunk in plan.prefill]
         return InFlight(tokens_R, tuple(sampled), tuple(filled))
 
+    def _record(self, plan: StepPlan, shape: str) -> StepRecord:
+        return StepRecord(
+            number=self._num_steps,
+            at_unix_s=time.time(),
+            shape=shape,
+            num_decode=len(plan.decode),
+            num_prefill=len(plan.prefill),
+            prefill_tokens=sum(chunk.length for chunk in plan.prefill),
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            free_pages=self._pool.num_free,
+            admitted=tuple(admission.sequence.request.request_id for admission in plan.admit),
+            preempted=tuple(sequence.request.request_id for sequence in plan.preempt),
+        )
+
     def _commit_tokens(self, step: InFlight) -> tuple[SequenceOutput, ...]:
-        tokens = np.asarray(step.tokens_R).tolist()  # waits for the device
+        tokens = self._clock.wait_for(lambda: np.asarray(step.tokens_R)).tolist()
         for sequence, num_written in step.filled:
             self._pages.publish(sequence, num_written)
         return tuple(

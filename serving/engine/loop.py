@@ -5,13 +5,16 @@
 3. It runs one step: dispatch the next device call, read the tokens of the one before.
 4. News of the step, and how full the engine is, go to `on_step` as one value.
 5. A step that raises fails the requests it held, once, and the engine for good: its device state is not to be trusted.
+   What the last steps planned is written to a file, also when the thread itself crashes.
 """
 
 import dataclasses
 import logging
 import queue
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats
 from serving.engine.engine import Engine, step_failed
@@ -31,8 +34,12 @@ _Message = EngineRequest | str | _Stop  # a plain string is the id of a request 
 class EngineThread:
     """Implements `serving.engine.api.EngineLoop`."""
 
-    def __init__(self, engine: Engine, compiles_after_ready: Callable[[], int]) -> None:
+    def __init__(
+        self, engine: Engine, compiles_after_ready: Callable[[], int], crash_folder: Path | None = None
+    ) -> None:
+        """What a crash leaves behind goes to `crash_folder`, or where this machine keeps temporary files."""
         self._engine = engine
+        self._crash_folder = crash_folder or Path(tempfile.gettempdir()) / "podstream-crashes"
         self._compiles_after_ready = compiles_after_ready
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._state = EngineState.STARTING
@@ -56,7 +63,7 @@ class EngineThread:
         return self._load
 
     def start(self, on_step: Callable[[StepOutput], None]) -> None:
-        self._thread = threading.Thread(target=self._run, args=(on_step,), name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._live, args=(on_step,), name="engine", daemon=True)
         self._state = EngineState.READY
         self._thread.start()
 
@@ -70,6 +77,15 @@ class EngineThread:
         self._inbox.put(_Stop())
         if self._thread is not None:
             self._thread.join()
+
+    def _live(self, on_step: Callable[[StepOutput], None]) -> None:
+        """A crash outside a step has nobody to raise to: the state tells, and the replica ends its requests."""
+        try:
+            self._run(on_step)
+        except Exception:
+            logger.exception("the engine's thread crashed; its requests fail and it takes no more")
+            self._state = EngineState.FAILED
+            self._dump_steps()
 
     def _run(self, on_step: Callable[[StepOutput], None]) -> None:
         while True:
@@ -94,7 +110,18 @@ class EngineThread:
         except Exception as error:
             logger.exception("the step failed; all requests of this engine fail and it takes no more")
             self._state = EngineState.FAILED
+            self._dump_steps()
             return list(self._engine.fail_all(step_failed(error)))
+
+    def _dump_steps(self) -> None:
+        """A full disk must not hide the failure itself."""
+        ring = self._engine.ring
+        try:
+            path = ring.dump(self._crash_folder)
+        except OSError as error:
+            logger.error("the last %d steps cannot be written to %s: %s", len(ring.records), self._crash_folder, error)
+        else:
+            logger.error("what the last %d steps planned is in %s", len(ring.records), path)
 
     def _read_inbox(self) -> tuple[list[SequenceOutput], bool]:
         """Act on all messages that are there; wait for one when there is nothing else to do."""

@@ -33,6 +33,7 @@ class ReplicaCollector(Collector):
         used = 1 - load.free_pages / load.total_pages if load.total_pages else 0.0
         yield self._gauge("vllm:num_requests_running", "Requests in the decode batch.", load.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", load.num_waiting)
+        yield self._gauge("podstream:slots", "Requests that can be in the decode batch.", load.total_slots)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", used)
         info = GaugeMetricFamily(
             "vllm:cache_config_info", "Shape of the KV cache.", labels=[*LABELS, "block_size", "num_gpu_blocks"]
@@ -49,6 +50,10 @@ class ReplicaCollector(Collector):
         yield self._counter("podstream:prefill_tokens", "Tokens computed in prefill.", stats.prefill_tokens)
         yield self._counter("vllm:num_preemptions", "Requests put back to wait.", stats.num_preemptions)
         yield self._counter("podstream:steps", "Engine steps.", stats.num_steps)
+        host = "Time of the engine's thread in steps, without waiting for the device."
+        yield self._counter("podstream:step_host_seconds", host, stats.step_host_s)
+        wait = "Time that the engine's thread waited for the device."
+        yield self._counter("podstream:step_device_wait_seconds", wait, stats.step_device_wait_s)
         yield self._counter(
             "podstream:compiles_after_ready", "Compilations in service; must stay 0.", stats.num_compiles_after_ready
         )

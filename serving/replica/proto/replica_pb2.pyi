@@ -139,7 +139,7 @@ class Load(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., free_slots: _Optional[int] = ..., total_slots: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("num_steps", "num_preemptions", "num_compiles_after_ready", "prompt_tokens", "generation_tokens", "prefill_tokens", "prefix_cache_queries", "prefix_cache_hits")
+    __slots__ = ("num_steps", "num_preemptions", "num_compiles_after_ready", "prompt_tokens", "generation_tokens", "prefill_tokens", "prefix_cache_queries", "prefix_cache_hits", "step_host_s", "step_device_wait_s")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPILES_AFTER_READY_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,8 @@ class Counters(_message.Message):
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    STEP_HOST_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_DEVICE_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
     num_preemptions: int
     num_compiles_after_ready: int
@@ -156,7 +158,9 @@ class Counters(_message.Message):
     prefill_tokens: int
     prefix_cache_queries: int
     prefix_cache_hits: int
-    def __init__(self, num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_compiles_after_ready: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ...) -> None: ...
+    step_host_s: float
+    step_device_wait_s: float
+    def __init__(self, num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_compiles_after_ready: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., step_host_s: _Optional[float] = ..., step_device_wait_s: _Optional[float] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

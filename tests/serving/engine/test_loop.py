@@ -1,5 +1,6 @@
 """The engine's thread: everything submitted ends exactly once, also when it is aborted, refused, stopped or failing."""
 
+import json
 import threading
 import time
 
@@ -37,12 +38,12 @@ class Listener:
 
 
 @pytest.fixture
-def started():
+def started(tmp_path):
     """Start an engine in its thread; checks on the way out that nothing is left of any request."""
     loops = []
 
     def start(engine):
-        loop, listener = EngineThread(engine, compiles_after_ready=lambda: 0), Listener()
+        loop, listener = EngineThread(engine, lambda: 0, tmp_path), Listener()
         loop.start(listener)
         loops.append((loop, engine))
         return loop, listener
@@ -97,7 +98,7 @@ def test_stop_ends_what_is_left(started):
     assert len(listener.ended) == 8
 
 
-def test_a_failing_step_fails_its_requests_once_and_the_engine_takes_no_more(started, monkeypatch):
+def test_a_failing_step_fails_its_requests_once_and_the_engine_takes_no_more(started, monkeypatch, tmp_path, caplog):
     engine = tiny_engine()
     loop, listener = started(engine)
     loop.submit(request("a", [1, 2, 3], LONG))
@@ -113,6 +114,58 @@ def test_a_failing_step_fails_its_requests_once_and_the_engine_takes_no_more(sta
     loop.submit(request("b", [1]))
     listener.wait(lambda: "b" in listener.ended)
     assert isinstance(listener.ended["b"].error, EngineFailed)
+    (dump,) = tmp_path.glob("steps-*.jsonl")
+    assert f"is in {dump}" in caplog.text
+    steps = [json.loads(line) for line in dump.read_text().splitlines()]
+    assert (steps[0]["admitted"], steps[0]["num_prefill"], steps[0]["prefill_tokens"]) == (["a"], 1, 3)
+    assert {(step["shape"], step["num_decode"]) for step in steps[1:]} == {("decode 1 rows", 1)}
+
+
+def test_a_dispatch_that_fails_is_the_last_step_of_the_dump(started, monkeypatch, tmp_path):
+    engine = tiny_engine()
+    loop, listener = started(engine)
+    loop.submit(request("a", [1, 2, 3], LONG))
+    listener.wait(lambda: listener.tokens.get("a"))
+    monkeypatch.setattr(engine._programs, "run", None)
+    listener.wait(lambda: "a" in listener.ended)
+    (dump,) = tmp_path.glob("steps-*.jsonl")
+    before, last = [json.loads(line) for line in dump.read_text().splitlines()][-2:]
+    assert before["host_s"] > 0 and before["device_wait_s"] is not None
+    assert last["host_s"] is None
+
+
+def test_a_dump_that_cannot_be_written_hides_nothing(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    engine = tiny_engine()
+    loop, listener = EngineThread(engine, lambda: 0, tmp_path / "file"), Listener()
+    monkeypatch.setattr(engine, "step", None)
+    loop.start(listener)
+    loop.submit(request("a", [1, 2, 3]))
+    listener.wait(lambda: "a" in listener.ended)
+    loop.stop()
+    assert "cannot be written" in caplog.text
+    assert listener.ended["a"].finish_reason is FinishReason.ERROR
+
+
+def test_a_thread_that_crashes_is_seen_from_outside(tmp_path, caplog):
+    loop = EngineThread(tiny_engine(), lambda: 0, tmp_path)
+    loop.start(lambda _: 1 / 0)
+    loop.submit(request("a", [1, 2, 3]))
+    loop._thread.join(30)
+    assert loop.state is EngineState.FAILED
+    assert "ZeroDivisionError" in caplog.text
+    assert list(tmp_path.glob("steps-*.jsonl"))
+    loop.stop()
+
+
+def test_the_time_of_steps_is_split(started):
+    loop, listener = started(tiny_engine())
+    before = time.perf_counter()
+    loop.submit(request("a", [1, 2, 3], LONG))
+    listener.wait(lambda: "a" in listener.ended)
+    stats = listener.steps[-1].stats
+    assert stats.step_host_s > 0 and stats.step_device_wait_s > 0
+    assert stats.step_host_s + stats.step_device_wait_s < time.perf_counter() - before
 
 
 def test_an_idle_engine_sleeps(started):
