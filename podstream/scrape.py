@@ -17,6 +17,8 @@ class Scrape:
     """Counters and gauges by name."""
     histograms: dict[str, Buckets] = field(default_factory=dict)
     models: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()
+    """Addresses of the gateway's replicas."""
     num_pages: int = 0
     page_size: int = 0
 
@@ -25,7 +27,7 @@ class Scrape:
         """Raises ValueError when the text is not a page of metrics."""
         values: defaultdict[str, float] = defaultdict(float)
         buckets: defaultdict[str, defaultdict[float, float]] = defaultdict(lambda: defaultdict(float))
-        models, pages, page_size = set(), 0, 0
+        models, replicas, pages, page_size = set(), set(), 0, 0
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 values[sample.name] += sample.value
@@ -33,11 +35,13 @@ class Scrape:
                     models.add(name)
                 if bound := sample.labels.get("le"):
                     buckets[family.name][float(bound)] += sample.value
+                if family.name == "podstream:replica_info":
+                    replicas.add(sample.labels["address"])
                 if family.name == "vllm:cache_config_info":
                     pages += int(sample.labels["num_gpu_blocks"])
                     page_size = int(sample.labels["block_size"])
         histograms = {name: tuple(sorted(counts.items())) for name, counts in buckets.items()}
-        return cls(at_s, dict(values), histograms, tuple(sorted(models)), pages, page_size)
+        return cls(at_s, dict(values), histograms, tuple(sorted(models)), tuple(sorted(replicas)), pages, page_size)
 
     def value(self, name: str) -> float | None:
         """None: this gateway does not tell."""

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
 from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats
-from serving.errors import EngineFailed
+from serving.errors import EngineFailed, InvalidRequest
 from serving.request import FinishReason, Load
 
 END_ID = 256
@@ -47,6 +47,7 @@ class FakeEngineLoop:
         self.step_delay_s = step_delay_s
         self.num_steps = 0
         self.aborted: dict[str, int] = {}  # request id -> step at which it was let go
+        self.traces: list[list] = []  # folder, step at the start, step at the end
         self.go = threading.Event()  # cleared: the next step waits
         self.go.set()
         self._num_slots = num_slots
@@ -76,6 +77,14 @@ class FakeEngineLoop:
 
     def abort(self, request_id):
         self._inbox.put(request_id)
+
+    def start_trace(self, folder):
+        if folder == "/full":
+            raise InvalidRequest("no trace can be started: the disk is full.")
+        self.traces.append([folder, self.num_steps, None])
+
+    def stop_trace(self):
+        self.traces[-1][2] = self.num_steps
 
     def fail(self):
         """What a step that raises does to an engine."""

@@ -71,7 +71,7 @@ class EngineState(enum.StrEnum):
 
 
 class EngineLoop(Protocol):
-    """A thread that owns one engine. All methods may be called from any thread and return at once."""
+    """A thread that owns one engine. Methods may be called from any thread and return at once, but for tracing."""
 
     @property
     def state(self) -> EngineState: ...
@@ -97,6 +97,17 @@ class EngineLoop(Protocol):
 
     def abort(self, request_id: str) -> None:
         """End a request with FinishReason.ABORT within one step; an unknown or ended id is ignored."""
+        ...
+
+    def start_trace(self, folder: str) -> None:
+        """Begin a trace of what host and devices do. Blocks for up to a second.
+
+        Raises InvalidRequest when there can be no trace.
+        """
+        ...
+
+    def stop_trace(self) -> None:
+        """Write the trace to its folder. Blocks for seconds. Raises InvalidRequest when it cannot be written."""
         ...
 
     def stop(self) -> None:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from serving.engine import trace
 from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats
 from serving.engine.engine import Engine, step_failed
 from serving.errors import EngineFailed, ServiceError
@@ -73,6 +74,12 @@ class EngineThread:
     def abort(self, request_id: str) -> None:
         self._inbox.put(request_id)
 
+    def start_trace(self, folder: str) -> None:
+        trace.start_trace(folder)
+
+    def stop_trace(self) -> None:
+        trace.stop_trace()
+
     def stop(self) -> None:
         self._inbox.put(_Stop())
         if self._thread is not None:
@@ -106,7 +113,8 @@ class EngineThread:
 
     def _step(self) -> list[SequenceOutput]:
         try:
-            return list(self._engine.step())
+            with trace.traced_step(self._engine.stats.num_steps):
+                return list(self._engine.step())
         except Exception as error:
             logger.exception("the step failed; all requests of this engine fail and it takes no more")
             self._state = EngineState.FAILED

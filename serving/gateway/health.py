@@ -15,7 +15,7 @@ SCRAPE_TIMEOUT_S = 1.0
 def health_router(services: Services) -> APIRouter:
     """Alive is not ready: a gateway without a replica must not be restarted, nor sent traffic."""
     router = APIRouter()
-    collector = ReplicaCollector()
+    collector = ReplicaCollector(services.replica.address)
     services.metrics.registry.register(collector)
 
     @router.get("/health")

@@ -14,7 +14,8 @@ from serving.request import Load
 class ReplicaCollector(Collector):
     """Its counters start anew when the replica does, as Prometheus expects."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self._address = address
         self._up = False
         self._status = ReplicaStatus()
 
@@ -25,6 +26,9 @@ class ReplicaCollector(Collector):
         up = GaugeMetricFamily("podstream:replica_up", "1 while a token can be made.")
         up.add_metric([], float(self._up))
         yield up
+        info = GaugeMetricFamily("podstream:replica_info", "Where the replica listens.", labels=["address"])
+        info.add_metric([self._address], 1.0)
+        yield info
         if self._status.model:
             yield from self._gauges(self._status.load)
             yield from self._counters(self._status.stats)

@@ -82,6 +82,10 @@ class ReplicaClient:
         return self._status
 
     @property
+    def address(self) -> str:
+        return self._address
+
+    @property
     def connected(self) -> bool:
         return self._connected
 

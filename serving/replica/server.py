@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from serving.engine.api import EngineState, StepOutput
-from serving.errors import EngineFailed, Overloaded, ReplicaUnavailable
+from serving.errors import EngineFailed, Overloaded, ReplicaUnavailable, ServiceError
 from serving.replica import convert
 from serving.replica.gateway_stream import GatewayStream
+from serving.replica.profiler import Profiler
 from serving.replica.prompts import ReadPrompt
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaServicer
@@ -34,6 +35,7 @@ class ReplicaService(ReplicaServicer):
     def __init__(self) -> None:
         self._status = ReplicaStatus()
         self._table: RunningTable | None = None
+        self._profiler: Profiler | None = None
         self._streams: set[GatewayStream] = set()
         self._num_reading = 0
         self._tokenizing = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize")
@@ -53,6 +55,7 @@ class ReplicaService(ReplicaServicer):
         """Start the engine and become ready, unless a drain came first."""
         loop = asyncio.get_running_loop()
         self._table = table = RunningTable(served)
+        self._profiler = Profiler(served.engine, lambda: table.stats.num_steps)
 
         def on_step(step: StepOutput) -> None:  # on the engine's thread
             loop.call_soon_threadsafe(table.on_step, step)
@@ -131,6 +134,18 @@ class ReplicaService(ReplicaServicer):
     async def Drain(self, request: pb.DrainRequest, context: object) -> pb.Status:
         self.drain()
         return convert.status_to_pb(self.status)
+
+    async def Profile(
+        self,
+        request: pb.ProfileRequest,
+        context: grpc.aio.ServicerContext[pb.ProfileRequest, pb.ProfileReply],
+    ) -> pb.ProfileReply:
+        try:
+            if self._profiler is None:
+                raise ReplicaUnavailable(f"the replica is {self._status.state}: {self._status.detail}.")
+            return pb.ProfileReply(steps=await self._profiler.trace(request.steps, request.folder, request.wait_s))
+        except ServiceError as error:
+            await context.abort(grpc.StatusCode[error.grpc_status], str(error))
 
     async def _write(
         self, stream: GatewayStream, context: grpc.aio.ServicerContext[pb.ClientBatch, pb.ServerBatch]

@@ -31,7 +31,7 @@ class Service:
 
     def __init__(self):
         self.metrics = Metrics(CollectorRegistry())
-        self.collector = ReplicaCollector()
+        self.collector = ReplicaCollector("127.0.0.1:9000")
         self.metrics.registry.register(self.collector)
         self.looks = 0
         self.fail_at = {}

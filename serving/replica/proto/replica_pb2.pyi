@@ -170,6 +170,22 @@ class DrainRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ProfileRequest(_message.Message):
+    __slots__ = ("steps", "folder", "wait_s")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    folder: str
+    wait_s: float
+    def __init__(self, steps: _Optional[int] = ..., folder: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class ProfileReply(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    def __init__(self, steps: _Optional[int] = ...) -> None: ...
+
 class Status(_message.Message):
     __slots__ = ("state", "model", "max_seq_len", "load", "counters", "detail", "created_unix_s")
     STATE_FIELD_NUMBER: _ClassVar[int]

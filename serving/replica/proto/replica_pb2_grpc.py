@@ -49,6 +49,11 @@ class ReplicaStub:
                 request_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.DrainRequest.SerializeToString,
                 response_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.Status.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_unary(
+                '/podstream.replica.v1.Replica/Profile',
+                request_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.ProfileReply.FromString,
+                _registered_method=True)
 
 
 class ReplicaServicer:
@@ -73,6 +78,13 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Profile(self, request, context):
+        """Write an XProf trace of the next steps. Returns when it is written, or when no more steps came in `wait_s`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -90,6 +102,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.DrainRequest.FromString,
                     response_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.Status.SerializeToString,
+            ),
+            'Profile': grpc.unary_unary_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.ProfileRequest.FromString,
+                    response_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.ProfileReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -173,6 +190,33 @@ class Replica:
             '/podstream.replica.v1.Replica/Drain',
             serving_dot_replica_dot_proto_dot_replica__pb2.DrainRequest.SerializeToString,
             serving_dot_replica_dot_proto_dot_replica__pb2.Status.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podstream.replica.v1.Replica/Profile',
+            serving_dot_replica_dot_proto_dot_replica__pb2.ProfileRequest.SerializeToString,
+            serving_dot_replica_dot_proto_dot_replica__pb2.ProfileReply.FromString,
             options,
             channel_credentials,
             insecure,
