@@ -98,10 +98,12 @@ async def test_a_cancel_ends_a_running_request_once():
 async def test_a_broken_stream_frees_all_its_requests_and_only_those():
     engine = FakeEngineLoop(step_delay_s=0.002)
     async with running_replica(engine) as replica, raw_stream(replica.address) as other:
+        engine.go.clear()  # nothing ends before all are there
         async with raw_stream(replica.address) as call:
             await call.write(pb.ClientBatch(submits=[submit(handle, max_tokens=500) for handle in range(8)]))
             await other.write(pb.ClientBatch(submits=[submit(1, max_tokens=60)]))
             await until(lambda: replica.service._num_requests() == 9)
+        engine.go.set()
         await until(lambda: len(engine.aborted) == 8)
         said = await read_until_finished(other, [1])
     assert said[1][1] == echo("abc", 60)
