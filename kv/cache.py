@@ -1,7 +1,7 @@
 """KVCache: the device arrays that hold keys and values of all pages of all layers.
 
-The layout is private to the attention back end. This one serves `kv.paged_attention`: keys are stored transposed, with
-the tokens of a page innermost, so that scores are plain matrix products over gathered pages.
+The layout is private to the attention seam: the tokens of a page lie together, one KV head after the other, so that one
+head's keys of a page are one run of memory.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,13 @@ from model import axes
 from model.config import ModelConfig
 from sharding.rules import ShardingRules
 
-_KEY_AXES = (axes.LAYERS, None, axes.KV_HEADS, axes.HEAD_DIM, None)
-_VALUE_AXES = (axes.LAYERS, None, axes.KV_HEADS, None, axes.HEAD_DIM)
+_AXES = (axes.LAYERS, None, axes.KV_HEADS, None, axes.HEAD_DIM)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
-    k_LPKHG: jax.Array
+    k_LPKGH: jax.Array
     """Keys after rope. Page 0 is the null page."""
     v_LPKGH: jax.Array
 
@@ -41,8 +40,8 @@ def abstract_cache(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rules.sharding(mesh, whole))
 
     return KVCache(
-        k_LPKHG=describe((L, num_pages, K, H, page_size), _KEY_AXES),  # type: ignore[arg-type]
-        v_LPKGH=describe((L, num_pages, K, page_size, H), _VALUE_AXES),  # type: ignore[arg-type]
+        k_LPKGH=describe((L, num_pages, K, page_size, H), _AXES),  # type: ignore[arg-type]
+        v_LPKGH=describe((L, num_pages, K, page_size, H), _AXES),  # type: ignore[arg-type]
     )
 
 

@@ -10,6 +10,7 @@ import jax
 
 from kv.cache import abstract_cache, bytes_per_page, make_cache
 from kv.page_pool import PagePool
+from kv.paged_attention import DecodeKernel
 from kv.page_table import pages_for
 from model.card import ModelCard
 from serving.config import EngineConfig
@@ -75,6 +76,7 @@ def make_programs(
         num_slots=config.num_slots,
         pages_per_slot=pages_for(max_seq_len, config.page_size),
         tile_tokens=TILE_TOKENS,
+        decode_kernel=_decode_kernel(mesh),
     )
     programs = Programs(step_spec, weights, cache)
     _compile(programs, step_shapes(config.num_slots, _max_tiles(config)), progress)
@@ -116,6 +118,17 @@ def _compile(programs: Programs, shapes: tuple[StepShape, ...], progress: Progre
 
     progress(f"compiling: 0 of {len(shapes)} programs")
     programs.compile(shapes, report, num_threads=os.cpu_count() or 1)
+
+
+def _decode_kernel(mesh: jax.sharding.Mesh) -> DecodeKernel | None:
+    """The CPU kernel sees whole arrays only: on a mesh of several devices, and elsewhere, attention is XLA's."""
+    [platform] = {device.platform for device in mesh.devices.flat}
+    if platform != "cpu" or mesh.size > 1:
+        return None
+    from kv import cpu_attention  # Numba takes a second to import, which no other platform should wait for
+
+    cpu_attention.register()
+    return cpu_attention.decode_attention
 
 
 def _max_tiles(config: EngineConfig) -> int:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from kv.cache import KVCache
-from kv.paged_attention import PagedView, TileGroup, paged_attention
+from kv.paged_attention import DecodeKernel, PagedView, TileGroup, paged_attention
 from model.config import ModelConfig
 from serving.engine.batch import BatchLayout, StepShape
 from serving.engine.sampling import RowSampling, sample
@@ -34,6 +34,7 @@ class StepSpec:
     num_slots: int
     pages_per_slot: int
     tile_tokens: int
+    decode_kernel: DecodeKernel | None = None
 
     def layout(self, shape: StepShape) -> BatchLayout:
         return BatchLayout(shape, self.pages_per_slot, self.tile_tokens)
@@ -59,7 +60,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
             groups.append(TileGroup(pages_RJ[tile_rows_S1[:, 0]], positions_SQ))
             tokens_T = jnp.concatenate([tokens_T, tokens_SQ.reshape(-1)])
             positions_T = jnp.concatenate([positions_T, positions_SQ.reshape(-1)])
-        attend = paged_attention(PagedView(tuple(groups)))
+        attend = paged_attention(PagedView(tuple(groups)), spec.decode_kernel)
         rows_R = jnp.maximum(sample_at_R, 0)
         logits_RV, cache = decoder(tokens_T, jnp.maximum(positions_T, 0), attend, cache, rows_R)
         chosen_R = sample(logits_RV, _row_sampling(fields_FR))
