@@ -57,6 +57,42 @@ class SamplingParams:
                 raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_CHARS} characters.", param="stop")
 
 
+class GrammarKind(enum.StrEnum):
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+    """A Lark grammar as llguidance reads it, or a GBNF one."""
+    CHOICE = "choice"
+
+
+GRAMMAR_PARAMS = {
+    GrammarKind.JSON_OBJECT: "response_format",
+    GrammarKind.JSON_SCHEMA: "response_format",
+    GrammarKind.REGEX: "guided_regex",
+    GrammarKind.LARK: "guided_grammar",
+    GrammarKind.CHOICE: "guided_choice",
+}
+"""The field of a request that is at fault."""
+MAX_GRAMMAR_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of an answer must look like. Whether it makes sense is found out where the vocabulary is known."""
+
+    kind: GrammarKind
+    source: str = ""
+    """JSON schema, regex or grammar; of a choice, the JSON list of texts; nothing for any JSON object."""
+
+    def __post_init__(self) -> None:
+        size = len(self.source.encode())
+        if size > MAX_GRAMMAR_BYTES:
+            raise InvalidRequest(
+                f"a {self.kind} may have {MAX_GRAMMAR_BYTES:,} bytes, got {size:,}.", param=GRAMMAR_PARAMS[self.kind]
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     text: str
@@ -85,6 +121,8 @@ class Request:
     sampling: SamplingParams
     unset: frozenset[str] = frozenset()
     """Sampling fields (of MODEL_DEFAULTED) that the client left out: the model's recommendation fills them."""
+    grammar: Grammar | None = None
+    """None: any text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,157 @@
+"""Grammars: what an answer may look like, as a mask over the vocabulary for each next token. Done by llguidance.
+
+1. `GrammarCompiler.compile` turns a `Grammar` into a Matcher at the door, in a thread, under limits of size and work.
+2. The engine asks a `MaskWriter` for the masks of a step's rows, and tells each Matcher which token was chosen.
+3. A Matcher that is stopped has its answer complete. One that ran into a limit accepts nothing more.
+"""
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import llguidance
+import numpy as np
+import orjson
+from llguidance.gbnf_to_lark import any_to_lark
+from numpy.typing import NDArray
+
+from serving.engine.json_schema import check_schema
+from serving.errors import InvalidRequest
+from serving.request import GRAMMAR_PARAMS, Grammar, GrammarKind
+
+WHITESPACE = r"[ \n\r\t]{1,16}"  # a model that is stuck in blanks would otherwise never leave them
+ANY_OBJECT = '{"type": "object"}'
+ALL_TOKENS = -1
+"""A word of 32 tokens that are all allowed."""
+
+
+def _limits() -> llguidance.LLParserLimits:
+    """Tenths of a second for a compilation, few milliseconds for a mask, some megabytes for either."""
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=50_000,
+        step_max_items=20_000,
+        max_items_in_row=1_000,
+        max_lexer_states=20_000,
+        max_grammar_size=50_000,
+        verbose_errors=False,
+    )
+
+
+def num_words(vocab_size: int) -> int:
+    """int32 words of a mask with one bit per token, lowest bit first."""
+    return -(-vocab_size // 32)
+
+
+class Matcher:
+    """One answer's place in its grammar. Implements `serving.engine.api.Matcher`."""
+
+    def __init__(self, native: llguidance.LLMatcher) -> None:
+        self.native = native
+
+    @property
+    def is_stopped(self) -> bool:
+        """Nothing can follow: the answer is complete, or an error ended it."""
+        return self.native.is_stopped()
+
+    @property
+    def error(self) -> str:
+        """Why the answer cannot go on; empty while it can."""
+        return self.native.get_error().splitlines()[0] if self.native.is_error() else ""
+
+    def accept(self, token_id: int) -> bool:
+        """Whether the token was possible here; if not, nothing is from now on."""
+        return self.native.consume_token(token_id)
+
+
+class MaskWriter:
+    """Computes the masks of a step's rows in parallel, without the interpreter lock."""
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self._executor = llguidance.LLExecutor(num_threads)
+
+    def write(self, matchers: Iterable[tuple[Matcher, int]], masks_RW: NDArray[np.int32]) -> None:
+        """Overwrite the rows that have a matcher; `masks_RW` is contiguous, W = `num_words`."""
+        rows, words = masks_RW.shape
+        pairs = [(matcher.native, row) for matcher, row in matchers]
+        self._executor.unsafe_compute_mask_ptr(pairs, masks_RW.ctypes.data, words * masks_RW.itemsize, rows)
+
+
+class GrammarCompiler:
+    """Compiles for one model's vocabulary. May be used by many threads."""
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        """`vocab_size` is the width of the model's logits; tokens beyond the tokenizer's are never allowed."""
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos = sorted(set(eos_token_ids))
+        self._lock = threading.Lock()
+        self._vocabulary: llguidance.LLTokenizer | None = None
+
+    def compile(self, grammar: Grammar) -> Matcher:
+        """At the start of an answer. Slow. Raises InvalidRequest with what is wrong or too large."""
+        try:
+            native = llguidance.LLMatcher(self._tokens(), _definition(grammar), log_level=0, limits=_limits())
+        except ValueError as error:
+            raise _refuse(grammar, str(error)) from error
+        if not native.is_error():
+            native.compute_bitmask()  # some grammars fail only here
+        if native.is_error():
+            raise _refuse(grammar, native.get_error())
+        return Matcher(native)
+
+    def _tokens(self) -> llguidance.LLTokenizer:
+        """Built by the first who needs it (a tenth of a second or more): most services never do."""
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._read_vocabulary()
+            return self._vocabulary
+
+    def _read_vocabulary(self) -> llguidance.LLTokenizer:
+        if not self._eos:
+            raise InvalidRequest("this model has no token that ends an answer, so it cannot follow a grammar.")
+        try:
+            return llguidance.LLTokenizer(self._tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos)
+        except ValueError as error:
+            raise InvalidRequest(f"this model's tokenizer cannot follow a grammar: {error}.") from error
+
+
+def _definition(grammar: Grammar) -> str:
+    """As llguidance reads it. Raises ValueError or InvalidRequest."""
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return _json(ANY_OBJECT)
+        case GrammarKind.JSON_SCHEMA:
+            check_schema(grammar.source)
+            return _json(grammar.source)
+        case GrammarKind.REGEX:
+            return llguidance.LLMatcher.grammar_from_regex(grammar.source)
+        case GrammarKind.LARK:
+            return llguidance.LLMatcher.grammar_from_lark(_lark(grammar.source))
+        case GrammarKind.CHOICE:
+            return llguidance.LLMatcher.grammar_from_regex(_choice(orjson.loads(grammar.source)))
+
+
+def _json(schema: str) -> str:
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        schema, overrides={"whitespace_pattern": WHITESPACE, "lenient": False}
+    )
+
+
+def _lark(source: str) -> str:
+    try:
+        return any_to_lark(source)
+    except Exception as error:  # the library raises nothing more precise
+        raise ValueError(str(error)) from error
+
+
+def _choice(texts: Any) -> str:
+    if not (isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)):
+        raise ValueError("a choice needs a list of one or more texts")
+    return "|".join("".join(f"\\x{{{ord(letter):x}}}" for letter in text) for text in texts)
+
+
+def _refuse(grammar: Grammar, reason: str) -> InvalidRequest:
+    """The first line of a reason says it; the rest points into generated text."""
+    first = (reason.strip() or "no reason given").splitlines()[0].rstrip(".")
+    return InvalidRequest(f"the answer's form cannot be enforced: {first}.", param=GRAMMAR_PARAMS[grammar.kind])

@@ -1,0 +1,261 @@
+"""Answers that follow a grammar: whatever is drawn under the mask fits it, and what cannot be enforced is refused."""
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.engine.grammar import ALL_TOKENS, GrammarCompiler, MaskWriter, num_words
+from serving.errors import InvalidRequest
+from serving.request import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from sharding.checkpoint import read_card
+from tests.grammars import EOS_ID, WIDTH, allowed, compiler, is_valid, schema_grammar, tokenizer, walk
+
+NAMES = st.text('abc é"\\', min_size=1, max_size=4)
+LEAVES = st.sampled_from(
+    [
+        {"type": "integer"}, {"type": "integer", "minimum": -3, "maximum": 12}, {"type": "number"},
+        {"type": "boolean"}, {"type": "null"}, {"type": "string", "maxLength": 6},
+        {"type": "string", "minLength": 2, "maxLength": 5}, {"type": "string", "pattern": "^[a-c]+x$"},
+        {"enum": ["red", 7, None, "grün"]}, {"const": {"a": [1, "\n"]}},
+    ]
+)  # fmt: skip
+
+
+def _objects(inner):
+    def make(properties, required):
+        return {
+            "type": "object", "properties": properties, "required": [n for n in properties if n in required],
+            "additionalProperties": False,
+        }  # fmt: skip
+
+    return st.builds(make, st.dictionaries(NAMES, inner, max_size=3), st.sets(NAMES))
+
+
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: (
+        _objects(inner)
+        | st.builds(lambda items: {"type": "array", "items": items, "minItems": 1, "maxItems": 3}, inner)
+        | st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3))
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(schema=SCHEMAS, random=st.randoms(use_true_random=False))
+def test_what_is_drawn_satisfies_the_schema(schema, random):
+    text = walk(compiler().compile(schema_grammar(schema)), random)
+    assert text is None or is_valid(schema, json.loads(text)), text
+
+
+@settings(max_examples=40, deadline=None)
+@given(random=st.randoms(use_true_random=False))
+def test_json_object_is_one_object(random):
+    text = walk(compiler().compile(Grammar(GrammarKind.JSON_OBJECT)), random)
+    assert text is None or isinstance(json.loads(text), dict), text
+
+
+@settings(max_examples=60, deadline=None)
+@given(pattern=st.from_regex(r"[ab.]([+*?]|\{1,3\})?(\|[0-9]+)?", fullmatch=True), random=st.randoms())
+def test_regexes_match(pattern, random):
+    text = walk(compiler().compile(Grammar(GrammarKind.REGEX, pattern)), random)
+    assert text is None or re.fullmatch(pattern, text), text
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=5), random=st.randoms())
+def test_a_choice_is_one_of_the_texts(texts, random):
+    text = walk(compiler().compile(Grammar(GrammarKind.CHOICE, json.dumps(texts))), random)
+    assert text in texts
+
+
+@pytest.mark.parametrize("source", ['start: "a" item* "b"\nitem: /[0-9]/', 'root ::= "a" item* "b"\nitem ::= [0-9]'])
+@settings(max_examples=20, deadline=None)
+@given(random=st.randoms())
+def test_lark_and_gbnf(source, random):
+    text = walk(compiler().compile(Grammar(GrammarKind.LARK, source)), random)
+    assert text is None or re.fullmatch("a[0-9]*b", text), text
+
+
+@pytest.mark.parametrize("grammar", [Grammar(GrammarKind.JSON_OBJECT), schema_grammar({"type": "array"})], ids=str)
+def test_blanks_are_bounded(grammar):
+    matcher, blanks = compiler().compile(grammar), 0
+    assert matcher.accept(tokenizer().encode("{" if grammar.kind == "json_object" else "[").ids[0])
+    blank = tokenizer().encode("\n").ids[0]
+    while blank in allowed(matcher):
+        matcher.accept(blank)
+        blanks += 1
+    assert 0 < blanks <= 16
+
+
+def test_tokens_that_the_tokenizer_does_not_have_are_never_allowed():
+    matcher = compiler().compile(Grammar(GrammarKind.REGEX, "(.|\n)*"))
+    choices = allowed(matcher)
+    assert EOS_ID in choices
+    assert len(choices) > 200
+    assert max(choices) < tokenizer().get_vocab_size() < WIDTH
+
+
+def test_a_complete_answer_is_stopped_without_an_end_token():
+    matcher = compiler().compile(Grammar(GrammarKind.REGEX, "ab"))
+    for letter in "ab":
+        assert not matcher.is_stopped
+        assert matcher.accept(tokenizer().encode(letter).ids[0])
+    assert matcher.is_stopped
+    assert not matcher.error
+
+
+def test_a_token_that_does_not_fit_ends_it_with_a_reason():
+    matcher = compiler().compile(Grammar(GrammarKind.REGEX, "ab"))
+    assert not matcher.accept(tokenizer().encode("x").ids[0])
+    assert "doesn't satisfy the grammar" in matcher.error
+    assert not matcher.accept(tokenizer().encode("a").ids[0])
+
+
+def test_masks_of_a_step_are_written_by_row_and_leave_the_others_alone():
+    masks_RW = np.full((4, num_words(WIDTH)), ALL_TOKENS, np.int32)
+    matchers = [compiler().compile(Grammar(GrammarKind.REGEX, letter)) for letter in "ab"]
+    MaskWriter().write([(matchers[0], 1), (matchers[1], 3)], masks_RW)
+    assert (masks_RW[[0, 2]] == ALL_TOKENS).all()
+    bits_RV = np.unpackbits(masks_RW.view(np.uint8), axis=1, bitorder="little")
+    assert np.flatnonzero(bits_RV[1]).tolist() == allowed(matchers[0])
+    assert np.flatnonzero(bits_RV[3]).tolist() == allowed(matchers[1])
+
+
+REFUSED = {
+    "not": {"not": {"type": "string"}},
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+    "if": {"if": {"type": "string"}},
+    "propertyNames": {"type": "object", "propertyNames": {"pattern": "a"}},
+    "contains": {"type": "array", "contains": {}},
+    "dependentRequired": {"dependentRequired": {"a": ["b"]}},
+    "unevaluatedProperties": {"unevaluatedProperties": False},
+    "$dynamicRef": {"$dynamicRef": "#"},
+    "minLenght": {"type": "object", "properties": {"a": {"type": "string", "minLenght": 3}}},
+    "contentEncoding": {"type": "string", "contentEncoding": "base64"},
+    "x-guidance": {"x-guidance": {"lenient": True}, "type": "object"},
+    "format": {"type": "integer", "format": "int32"},
+    "made-up": {"type": "string", "format": "made-up"},
+    "properties": {"type": "object", "properties": []},
+    "oneOf": {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+}
+
+
+@pytest.mark.parametrize(("name", "schema"), REFUSED.items())
+def test_a_keyword_that_is_not_enforced_is_refused_by_name(name, schema):
+    with pytest.raises(InvalidRequest, match=re.escape(name)) as refused:
+        compiler().compile(schema_grammar({"$defs": {"inner": schema}, **schema}))
+    assert refused.value.param == "response_format"
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_property_may_be_called_like_a_keyword():
+    names = {name: {"type": "integer"} for name in ("not", "uniqueItems", "x-guidance")}
+    compiler().compile(schema_grammar({"type": "object", "properties": names}))
+
+
+def nested(depth, schema=None):
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema or {}}
+    return schema
+
+
+BOMBS = {
+    "nested": (GrammarKind.JSON_SCHEMA, json.dumps(nested(40))),
+    "nested beyond JSON": (GrammarKind.JSON_SCHEMA, '{"items":' * 5000 + "{}" + "}" * 5000),
+    "no object": (GrammarKind.JSON_SCHEMA, "[1]"),
+    "no JSON": (GrammarKind.JSON_SCHEMA, "{"),
+    "impossible": (GrammarKind.JSON_SCHEMA, '{"type": "string", "minLength": 5, "maxLength": 3}'),
+    "false": (GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": false}, "required": ["a"]}'),
+    "remote": (GrammarKind.JSON_SCHEMA, '{"$ref": "http://example.com/schema"}'),
+    "product": (GrammarKind.JSON_SCHEMA, json.dumps(
+        {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {"type": "integer"}}} for j in range(4)]} for i in range(8)]}
+    )),
+    "regex": (GrammarKind.REGEX, "(a"),
+    "look-around": (GrammarKind.REGEX, "(?=a)b"),
+    "left recursion without end": (GrammarKind.LARK, "start: start"),
+    "unknown rule": (GrammarKind.LARK, "start: nope"),
+    "empty grammar": (GrammarKind.LARK, ""),
+    "nested GBNF": (GrammarKind.LARK, "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    "empty choice": (GrammarKind.CHOICE, "[]"),
+    "choice of numbers": (GrammarKind.CHOICE, "[1]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "source"), BOMBS.values(), ids=BOMBS)
+def test_bombs_and_nonsense_are_refused_in_a_sentence(kind, source):
+    started = time.monotonic()
+    with pytest.raises(InvalidRequest) as refused:
+        compiler().compile(Grammar(kind, source))
+    assert time.monotonic() - started < 5
+    assert str(refused.value).endswith(".")
+    assert len(str(refused.value)) < 400
+
+
+HEAVY = {
+    "many properties": {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(2000)}},
+    "regex in regex": {"type": "string", "pattern": "((a{1,100}){1,100}){1,100}"},
+    "long strings": {"type": "string", "minLength": 10**6},
+    "many items": {"type": "array", "minItems": 10**6, "items": {"type": "integer"}},
+    "references": {
+        "$defs": {
+            **{f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(22)},
+            "d22": {"type": "integer"},
+        },
+        "$ref": "#/$defs/d0",
+    },
+}
+
+
+@pytest.mark.parametrize("schema", HEAVY.values(), ids=HEAVY)
+def test_heavy_schemas_are_refused_or_cheap(schema):
+    started = time.monotonic()
+    try:
+        matcher = compiler().compile(schema_grammar(schema))
+    except InvalidRequest:
+        matcher = None
+    assert time.monotonic() - started < 5
+    if matcher is not None:
+        started = time.monotonic()
+        allowed(matcher)
+        assert time.monotonic() - started < 0.5
+
+
+def test_a_grammar_that_is_too_long_is_refused_by_size():
+    with pytest.raises(InvalidRequest, match=r"a regex may have 65,536 bytes, got 65,537") as refused:
+        Grammar(GrammarKind.REGEX, "a" * (MAX_GRAMMAR_BYTES + 1))
+    assert refused.value.param == "guided_regex"
+
+
+def test_models_that_cannot_are_said():
+    with pytest.raises(InvalidRequest, match="no token that ends an answer"):
+        GrammarCompiler(tokenizer().to_str(), WIDTH, []).compile(Grammar(GrammarKind.JSON_OBJECT))
+    with pytest.raises(InvalidRequest, match="tokenizer cannot follow"):
+        GrammarCompiler("{}", WIDTH, [0]).compile(Grammar(GrammarKind.JSON_OBJECT))
+
+
+def test_many_threads_compile_at_once():
+    fresh = GrammarCompiler(tokenizer().to_str(), WIDTH, [EOS_ID])
+    with ThreadPoolExecutor(8) as pool:
+        matchers = list(pool.map(fresh.compile, [Grammar(GrammarKind.REGEX, "a")] * 32))
+    assert {tuple(allowed(matcher)) for matcher in matchers} == {tuple(allowed(matchers[0]))}
+
+
+@pytest.mark.e2e
+@settings(max_examples=5, deadline=None)
+@given(random=st.randoms(use_true_random=False))
+def test_smollm2_vocabulary(demo_model, random):
+    card = read_card(demo_model)
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    width, eos = card.config.vocab_size, card.generation.eos_token_ids
+    matcher = GrammarCompiler(card.text.tokenizer_json, width, eos).compile(schema_grammar(schema))
+    masks_RW = np.zeros((1, num_words(width)), np.int32)
+    MaskWriter().write([(matcher, 0)], masks_RW)
+    assert 0 < np.unpackbits(masks_RW.view(np.uint8)).sum() < 100
