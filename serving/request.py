@@ -10,6 +10,9 @@ from serving.errors import InvalidRequest
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 SEED_BITS = 63
+MAX_LOGIT_BIAS = 300
+MAX_BANNED_TOKENS = 128
+MAX_LOGPROBS = 20
 MODEL_DEFAULTED = frozenset({"temperature", "top_k", "top_p"})
 
 
@@ -39,19 +42,46 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """Until the answer has so many tokens, those that would end it are banned and stop strings do not count."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens of prompt and answer less likely."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the answer holds."""
+    frequency_penalty: float = 0.0
+    """The same, times how often it holds them."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), each id once."""
+    banned_token_ids: tuple[int, ...] = ()
+    """Never chosen."""
+    logprobs: int | None = None
+    """Also tell each token's log-probability, and so many of the most likely tokens with theirs."""
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 2.0)
         _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_bias(self.logit_bias)
+        _check_count("banned_token_ids", "banned token ids", len(self.banned_token_ids), MAX_BANNED_TOKENS)
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"logprobs must be 0 to {MAX_LOGPROBS}, got {self.logprobs}.", param="logprobs")
+        if self.min_tokens < 0 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
+            limit = "0 or more" if self.min_tokens < 0 else f"at most max_tokens, {self.max_tokens:,}"
+            raise InvalidRequest(f"min_tokens must be {limit}, got {self.min_tokens:,}.", param="min_tokens")
         if self.top_k < 0:
             raise InvalidRequest(f"top_k must be 0 (off) or more, got {self.top_k}.", param="top_k")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be 1 or more, got {self.max_tokens}.", param="max_tokens")
         if self.seed is not None and not -(2**SEED_BITS) <= self.seed < 2**SEED_BITS:
             raise InvalidRequest(f"seed must fit in 64 bits, got {self.seed}.", param="seed")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}.", param="stop")
+        _check_count("stop", "stop strings", len(self.stop), MAX_STOP_STRINGS)
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_CHARS:
                 raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_CHARS} characters.", param="stop")
@@ -152,3 +182,16 @@ def _check_range(name: str, value: float, low: float, high: float, *, low_open: 
     if not inside:
         bracket = "more than" if low_open else "at least"
         raise InvalidRequest(f"{name} must be {bracket} {low:g} and at most {high:g}, got {value:g}.", param=name)
+
+
+def _check_count(name: str, what: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidRequest(f"at most {most} {what}, got {count:,}.", param=name)
+
+
+def _check_bias(logit_bias: tuple[tuple[int, float], ...]) -> None:
+    _check_count("logit_bias", "tokens in logit_bias", len(logit_bias), MAX_LOGIT_BIAS)
+    if len(dict(logit_bias)) < len(logit_bias):
+        raise InvalidRequest("logit_bias names a token twice.", param="logit_bias")
+    for _, bias in logit_bias:
+        _check_range("logit_bias", bias, -100.0, 100.0)

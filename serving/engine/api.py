@@ -21,6 +21,16 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of the model's own probabilities at one place of an answer."""
+
+    logprob: float
+    """Of the token that was chosen."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability) of the most likely tokens, falling, as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceOutput:
     """News of one request from one step. `finish_reason` is set exactly once, in the last output of a request."""
 
@@ -31,6 +41,8 @@ class SequenceOutput:
     """Set with FinishReason.ERROR."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed again; meaningful from the first token on."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token if the request asked, else none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from serving.engine.sequence import Sequence
 from serving.errors import EngineFailed
 
 ROW_FIELDS = ("slot", "position", "sample_at", "sample_position",
-              "temperature", "top_k", "top_p", "min_p", "seed_high", "seed_low")  # fmt: skip
+              "temperature", "top_k", "top_p", "min_p", "seed_high", "seed_low",
+          "repetition", "presence", "frequency", "counted", "num_edits", "logprobs")  # fmt: skip
 _SAMPLING = 4  # the fields from here on are copied from the slot's settings
 NOTHING = -1
 
@@ -87,9 +88,16 @@ class SlotSettings:
 
     def set(self, slot: int, sequence: Sequence) -> None:
         p, seed = sequence.request.sampling, sequence.seed % 2**64
-        floats = np.asarray([p.temperature, p.top_p, p.min_p], np.float32).view(np.int32)
+        temperature, top_p, min_p, *penalties = _float_bits(
+            p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty
+        )
         seeds = np.asarray([seed >> 32, seed % 2**32], np.uint32).view(np.int32)
-        self.values_FB[:, slot] = (floats[0], min(p.top_k, 2**31 - 1), floats[1], floats[2], *seeds)
+        asks = p.has_penalties, sequence.edits_3E.shape[1], p.logprobs is not None
+        self.values_FB[:, slot] = (temperature, min(p.top_k, 2**31 - 1), top_p, min_p, *seeds, *penalties, *asks)
+
+
+def _float_bits(*values: float) -> NDArray[np.int32]:
+    return np.asarray(values, np.float32).view(np.int32)
 
 
 def build_batch(plan: StepPlan, layout: BatchLayout, table: PageTable, settings: SlotSettings) -> NDArray[np.int32]:

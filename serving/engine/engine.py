@@ -17,11 +17,14 @@ from kv.page_keys import PageKeys
 from kv.page_pool import PagePool
 from kv.page_table import PageTable
 from kv.prefix_cache import PrefixCache
-from serving.engine.api import EngineRequest, SequenceOutput, StepStats
+from serving.engine.api import EngineRequest, SequenceOutput, StepStats, TokenLogprobs
 from serving.engine.batch import SlotSettings, build_batch, choose_shape
+from serving.engine.edits import build_edits
+from serving.engine.logprobs import RowLogprobs, token_logprobs
 from serving.engine.pages import SlotPages
 from serving.engine.plan import Limits, StepPlan, plan_step
 from serving.engine.sequence import NO_SLOT, Sequence
+from serving.engine.slot_state import slot_packets
 from serving.engine.step import Programs
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import StepRecord, StepRing
@@ -37,6 +40,8 @@ class InFlight:
     sampled: tuple[tuple[int, Sequence], ...]
     filled: tuple[tuple[Sequence, int], ...]
     """Sequences with a page that this step fills, and how many of their tokens are in pages then."""
+    logprobs: RowLogprobs | None = None
+    """None when no row asked: then they stay on the device."""
 
 
 class Engine:
@@ -120,12 +125,14 @@ class Engine:
                 f"{self.max_seq_len:,} together."
             )
         params = request.sampling
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         sequence = Sequence(
             request,
             max_tokens=min(params.max_tokens or room, room),
             seed=self._draw_seed(SEED_BITS) if params.seed is None else params.seed,
             keys=PageKeys(self._limits.page_size, request.cache_salt),
-            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
+            stop_ids=stop_ids,
+            edits_3E=build_edits(params, stop_ids, len(request.token_ids)),
         )
         self._by_id[request.request_id] = sequence
         self._waiting.append(sequence)
@@ -173,12 +180,22 @@ class Engine:
             assert self._waiting.popleft() is sequence
             sequence.slot = self._free_slots.pop()
             self._settings.set(sequence.slot, sequence)
+            self._write_slot(sequence)
             self._running.append(sequence)
             self._share(sequence, admission.cached)
         for admission in plan.admit:
             self._pages.add(admission.sequence, admission.num_pages)
         for sequence in plan.grow:
             self._pages.add(sequence, 1)
+
+    def _write_slot(self, sequence: Sequence) -> None:
+        """Tell the device what the sampler must know of this sequence; a plain one costs nothing."""
+        counted = sequence.request.sampling.has_penalties
+        if not counted and not sequence.edits_3E.size:
+            return
+        ids, num_prompt = (sequence.token_ids, sequence.num_prompt) if counted else ([], 0)
+        for packet in slot_packets(sequence.slot, sequence.edits_3E, ids[:num_prompt], ids[num_prompt:]):
+            self._programs.write_slot(packet)
 
     def _share(self, sequence: Sequence, cached: tuple[int, ...]) -> None:
         self._pages.share(sequence, cached)
@@ -191,7 +208,7 @@ class Engine:
         shape = choose_shape(plan, self._programs.shapes, self._limits.tile_tokens)
         self.ring.add(self._record(plan, str(shape)))
         packed = build_batch(plan, self._programs.spec.layout(shape), self._table, self._settings)
-        tokens_R = self._programs.run(shape, packed)
+        tokens_R, logprobs = self._programs.run(shape, packed)
         self._num_steps += 1
         sampled = list(enumerate(plan.decode))
         for sequence in plan.decode:
@@ -206,7 +223,8 @@ class Engine:
         self._prefill_tokens += sum(chunk.length for chunk in plan.prefill)
         filled = [(s, s.num_scheduled) for s in plan.decode if s.num_scheduled % self._limits.page_size == 0]
         filled += [(chunk.sequence, chunk.sequence.num_scheduled) for chunk in plan.prefill]
-        return InFlight(tokens_R, tuple(sampled), tuple(filled))
+        asked = any(sequence.request.sampling.logprobs is not None for _, sequence in sampled)
+        return InFlight(tokens_R, tuple(sampled), tuple(filled), logprobs.start_copy() if asked else None)
 
     def _record(self, plan: StepPlan, shape: str) -> StepRecord:
         return StepRecord(
@@ -227,21 +245,25 @@ class Engine:
         tokens = self._clock.wait_for(lambda: np.asarray(step.tokens_R)).tolist()
         for sequence, num_written in step.filled:
             self._pages.publish(sequence, num_written)
+        logprobs = _read_logprobs(step) if step.logprobs is not None else {}
         return tuple(
-            self._append(sequence, tokens[row]) for row, sequence in step.sampled if sequence.finish_reason is None
+            self._append(sequence, tokens[row], logprobs.get(row, ()))
+            for row, sequence in step.sampled
+            if sequence.finish_reason is None
         )
 
-    def _append(self, sequence: Sequence, token: int) -> SequenceOutput:
+    def _append(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> SequenceOutput:
         if len(sequence.token_ids) == sequence.num_prompt:
             self._prompt_tokens += sequence.num_prompt
         sequence.num_pending -= 1
         sequence.token_ids.append(token)
         self._generation_tokens += 1
         if token in sequence.stop_ids:
-            return self._finish(sequence, FinishReason.STOP, (token,))
+            return self._finish(sequence, FinishReason.STOP, (token,), logprobs=logprobs)
         if len(sequence.token_ids) - sequence.num_prompt >= sequence.max_tokens:
-            return self._finish(sequence, FinishReason.LENGTH, (token,))
-        return SequenceOutput(sequence.request.request_id, (token,), cached_tokens=sequence.num_cached or 0)
+            return self._finish(sequence, FinishReason.LENGTH, (token,), logprobs=logprobs)
+        cached = sequence.num_cached or 0
+        return SequenceOutput(sequence.request.request_id, (token,), cached_tokens=cached, logprobs=logprobs)
 
     def _finish(
         self,
@@ -249,6 +271,7 @@ class Engine:
         reason: FinishReason,
         tokens: tuple[int, ...] = (),
         error: ServiceError | None = None,
+        logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> SequenceOutput:
         """The one place where a request ends: slot and pages are freed here."""
         sequence.finish_reason = reason
@@ -257,7 +280,7 @@ class Engine:
             self._waiting.remove(sequence)
         else:
             self._leave_slot(sequence)
-        return SequenceOutput(sequence.request.request_id, tokens, reason, error, sequence.num_cached or 0)
+        return SequenceOutput(sequence.request.request_id, tokens, reason, error, sequence.num_cached or 0, logprobs)
 
     def _leave_slot(self, sequence: Sequence) -> None:
         """Free slot and pages. A step in flight may still write there: it runs before any step that reuses them."""
@@ -265,6 +288,14 @@ class Engine:
         self._pages.release(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT
+
+
+def _read_logprobs(step: InFlight) -> dict[int, tuple[TokenLogprobs, ...]]:
+    """Row -> one entry, for the rows that asked."""
+    assert step.logprobs is not None
+    ids_RX, logprobs_RX = np.asarray(step.logprobs.ids_RX), np.asarray(step.logprobs.logprobs_RX)
+    wanted = [(row, sequence.request.sampling.logprobs) for row, sequence in step.sampled]
+    return {row: (token_logprobs(ids_RX[row], logprobs_RX[row], top),) for row, top in wanted if top is not None}
 
 
 def step_failed(error: Exception) -> EngineFailed:

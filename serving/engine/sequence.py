@@ -12,8 +12,12 @@ the newest token lies in the device's `last_token[slot]`, so that the next step 
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kv.page_keys import PageKeys
 from serving.engine.api import EngineRequest
+from serving.engine.edits import NO_EDITS
 from serving.request import FinishReason
 
 NO_SLOT = -1
@@ -29,6 +33,8 @@ class Sequence:
     """Names of its full pages, for the prefix cache."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the answer: EOS unless ignored, and the request's own."""
+    edits_3E: NDArray[np.int32] = field(default_factory=lambda: NO_EDITS)
+    """What is added to its logits; see `edits`."""
     token_ids: list[int] = field(default_factory=list)
     num_scheduled: int = 0
     num_pending: int = 0

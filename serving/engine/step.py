@@ -1,7 +1,7 @@
 """The jitted step, and the programs compiled from it ahead of time: one per StepShape.
 
-A step is embed -> layers -> logits at one row per sequence -> sample -> `last_token[slot]`. The cache and `last_token`
-are donated: the device keeps one copy of each, and a call rebinds them.
+A step is embed -> layers -> logits at one row per sequence -> sample -> `last_token[slot]`. The cache, `last_token` and
+the sampler's SlotState are donated: the device keeps one copy of each, and a call rebinds them.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 from kv.cache import KVCache
 from kv.paged_attention import DecodeKernel, PagedView, TileGroup, paged_attention
 from model.config import ModelConfig
-from serving.engine.batch import BatchLayout, StepShape
+from serving.engine.batch import ROW_FIELDS, BatchLayout, StepShape
+from serving.engine.logprobs import RowLogprobs
+from serving.engine.penalties import count_chosen
 from serving.engine.sampling import RowSampling, sample
+from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
 from sharding.params import Params, bind
 
-StepFn = Callable[..., tuple[jax.Array, KVCache, jax.Array]]
+StepFn = Callable[..., tuple[jax.Array, RowLogprobs, KVCache, jax.Array, SlotState]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,17 @@ class StepSpec:
 
 
 def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
-    """The step of one shape, as a pure function of arrays: `serving_step(weights, cache, last_token_B, packed)`.
+    """The step of one shape, as a pure function of arrays: `serving_step(weights, cache, last_token_B, slots, packed)`.
 
     `weights` is a flat tuple of leaves: flattening a Flax state in every call would cost milliseconds of host time.
-    Returns the sampled tokens int32[rows], the cache and `last_token_B`, whose last entry is a scrap slot for padding.
+    Returns the sampled tokens int32[rows], their log-probabilities, the cache, `last_token_B`, whose last entry is a
+    scrap slot for padding, and the slots with the new tokens counted.
     """
     layout = spec.layout(shape)
 
     def serving_step(
-        weights: tuple[jax.Array, ...], cache: KVCache, last_token_B: jax.Array, packed: jax.Array
-    ) -> tuple[jax.Array, KVCache, jax.Array]:
+        weights: tuple[jax.Array, ...], cache: KVCache, last_token_B: jax.Array, slots: SlotState, packed: jax.Array
+    ) -> tuple[jax.Array, RowLogprobs, KVCache, jax.Array, SlotState]:
         decoder = bind(spec.config, jax.tree.unflatten(treedef, weights))
         fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ = layout.split(packed)
         slot_R, position_R, sample_at_R = fields_FR[0], fields_FR[1], fields_FR[2]
@@ -63,25 +67,39 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
         attend = paged_attention(PagedView(tuple(groups)), spec.decode_kernel)
         rows_R = jnp.maximum(sample_at_R, 0)
         logits_RV, cache = decoder(tokens_T, jnp.maximum(positions_T, 0), attend, cache, rows_R)
-        chosen_R = sample(logits_RV, _row_sampling(fields_FR))
-        newest_R = jnp.where(sample_at_R >= 0, chosen_R, last_token_B[slot_R])
-        return chosen_R, cache, last_token_B.at[slot_R].set(newest_R)
+        rows = row_sampling(fields_FR)
+        chosen_R, logprobs = sample(logits_RV, rows, slots)
+        is_sampled_R = sample_at_R >= 0
+        newest_R = jnp.where(is_sampled_R, chosen_R, last_token_B[slot_R])
+        counts_BV = count_chosen(slots.counts_BV, slot_R, chosen_R, rows.counted_R & is_sampled_R)
+        slots = SlotState(counts_BV, slots.edits_B3E)
+        return chosen_R, logprobs, cache, last_token_B.at[slot_R].set(newest_R), slots
 
     return serving_step
 
 
-def _row_sampling(fields_FR: jax.Array) -> RowSampling:
-    def as_float(row: jax.Array) -> jax.Array:
-        return jax.lax.bitcast_convert_type(row, jnp.float32)
+def row_sampling(fields_FR: jax.Array) -> RowSampling:
+    """The sampler's view of a batch's row fields."""
+    field = dict(zip(ROW_FIELDS, fields_FR, strict=True))
 
-    seed_R2 = jax.lax.bitcast_convert_type(fields_FR[8:10].T, jnp.uint32)
+    def as_float(name: str) -> jax.Array:
+        return jax.lax.bitcast_convert_type(field[name], jnp.float32)
+
+    seed_R2 = jnp.stack([field["seed_high"], field["seed_low"]], axis=1)
     return RowSampling(
-        temperature_R=as_float(fields_FR[4]),
-        top_k_R=fields_FR[5],
-        top_p_R=as_float(fields_FR[6]),
-        min_p_R=as_float(fields_FR[7]),
-        seed_R2=seed_R2,
-        position_R=fields_FR[3],
+        temperature_R=as_float("temperature"),
+        top_k_R=field["top_k"],
+        top_p_R=as_float("top_p"),
+        min_p_R=as_float("min_p"),
+        seed_R2=jax.lax.bitcast_convert_type(seed_R2, jnp.uint32),
+        position_R=field["sample_position"],
+        slot_R=field["slot"],
+        repetition_R=as_float("repetition"),
+        presence_R=as_float("presence"),
+        frequency_R=as_float("frequency"),
+        counted_R=field["counted"] > 0,
+        num_edits_R=field["num_edits"],
+        logprobs_R=field["logprobs"] > 0,
     )
 
 
@@ -95,6 +113,8 @@ class Programs:
         self._weights = tuple(leaves)
         self._whole = NamedSharding(spec.mesh, PartitionSpec())
         self._last_token_B = jax.device_put(np.zeros(spec.num_slots + 1, np.int32), self._whole)
+        self._slots = jax.device_put(empty_slots(spec.num_slots + 1, spec.config.vocab_size), self._whole)
+        self._write_slot: jax.stages.Compiled | None = None
         self._compiled: dict[StepShape, jax.stages.Compiled] = {}
 
     @property
@@ -109,23 +129,37 @@ class Programs:
     def compile(self, shapes: tuple[StepShape, ...], on_done: Callable[[StepShape], None], num_threads: int) -> None:
         """Compile every shape before the first request; XLA works outside the GIL, so threads help."""
         with ThreadPoolExecutor(num_threads, "compile") as pool:
+            writing = pool.submit(self._compile_write_slot)
             futures = {pool.submit(self._compile_one, shape): shape for shape in shapes}
             for future in as_completed(futures):
                 future.result()
                 on_done(futures[future])
+        self._write_slot = writing.result()
         self._compiled = {futures[f]: f.result() for f in futures}
 
     def _compile_one(self, shape: StepShape) -> jax.stages.Compiled:
         step = make_step(self.spec, shape, self._treedef)
         packed = jax.ShapeDtypeStruct((self.spec.layout(shape).size,), jnp.int32, sharding=self._whole)
         cache_shardings = jax.tree.map(lambda leaf: leaf.sharding, self._cache)
-        jitted = jax.jit(step, donate_argnums=(1, 2), out_shardings=(self._whole, cache_shardings, self._whole))
-        return jitted.lower(self._weights, self._cache, self._last_token_B, packed).compile()
+        whole = self._whole
+        out_shardings = (whole, whole, cache_shardings, whole, whole)
+        jitted = jax.jit(step, donate_argnums=(1, 2, 3), out_shardings=out_shardings)
+        return jitted.lower(self._weights, self._cache, self._last_token_B, self._slots, packed).compile()
 
-    def run(self, shape: StepShape, packed: NDArray[np.int32]) -> jax.Array:
+    def _compile_write_slot(self) -> jax.stages.Compiled:
+        packet = jax.ShapeDtypeStruct((PACKET,), jnp.int32, sharding=self._whole)
+        jitted = jax.jit(write_slot, donate_argnums=0, out_shardings=self._whole)
+        return jitted.lower(self._slots, packet).compile()
+
+    def run(self, shape: StepShape, packed: NDArray[np.int32]) -> tuple[jax.Array, RowLogprobs]:
         """Dispatch one step and return at once; the tokens, int32[rows], start their way to the host."""
-        tokens_R, self._cache, self._last_token_B = self._compiled[shape](
-            self._weights, self._cache, self._last_token_B, packed
+        tokens_R, logprobs, self._cache, self._last_token_B, self._slots = self._compiled[shape](
+            self._weights, self._cache, self._last_token_B, self._slots, packed
         )
         tokens_R.copy_to_host_async()
-        return tokens_R
+        return tokens_R, logprobs
+
+    def write_slot(self, packet: NDArray[np.int32]) -> None:
+        """Dispatch one packet of `slot_packets`; steps that run after it see it."""
+        assert self._write_slot is not None, "compile() comes first"
+        self._slots = self._write_slot(self._slots, packet)

@@ -24,8 +24,8 @@ class NullPrograms:
         self.shapes = step_shapes(num_slots, MAX_TILES)
         self._tokens_R = np.ones(num_slots, np.int32)
 
-    def run(self, shape: object, packed: object) -> np.ndarray:
-        return self._tokens_R
+    def run(self, shape: object, packed: object) -> tuple[np.ndarray, None]:
+        return self._tokens_R, None
 
 
 def host_microseconds_per_step(num_running: int, num_steps: int = 300) -> float:

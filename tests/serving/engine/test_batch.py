@@ -44,7 +44,7 @@ def test_a_missing_shape_is_an_error():
 
 def test_the_packed_vector_holds_the_plan():
     table, settings = PageTable(4, 3), SlotSettings(4)
-    decode = sequence(2, [5, 6, 7], temperature=0.0, top_p=0.5)
+    decode = sequence(2, [5, 6, 7], temperature=0.0, top_p=0.5, frequency_penalty=0.75, logprobs=0)
     chunk = sequence(0, range(10, 20), temperature=0.25, top_k=3)
     table.append(2, [8])
     table.append(0, [4, 5, 6])
@@ -54,7 +54,7 @@ def test_the_packed_vector_holds_the_plan():
     packed = build_batch(StepPlan(decode=(decode,), prefill=(Chunk(chunk, 4, 6),)), layout, table, settings)
 
     fields, pages, tile_rows, tokens, positions = layout.split(packed)
-    slot, position, sample_at, sample_position, temperature, top_k, top_p, _, seed_high, seed_low = fields
+    slot, position, sample_at, sample_position, temperature, top_k, top_p, _, seed_high, seed_low, *rest = fields
     assert packed.shape == (layout.size,)
     assert slot.tolist() == [2, 0, 4, 4]  # 4 is the scrap slot
     assert position.tolist() == [2, NOTHING, NOTHING, NOTHING]
@@ -63,6 +63,10 @@ def test_the_packed_vector_holds_the_plan():
     assert temperature.view(np.float32).tolist()[:2] == [0.0, 0.25] and top_k.tolist()[:2] == [0, 3]
     assert top_p.view(np.float32).tolist()[:2] == [0.5, 1.0]
     assert (seed_high[0], seed_low[0]) == (-1, -1)
+    repetition, presence, frequency, counted, num_edits, logprobs = rest
+    penalties = [x.view(np.float32).tolist()[:2] for x in (repetition, presence, frequency)]
+    assert penalties == [[1.0, 1.0], [0.0, 0.0], [0.75, 0.0]]
+    assert [x.tolist() for x in (counted, num_edits, logprobs)] == [[1, 0, 0, 0], [0] * 4, [1, 0, 0, 0]]
     assert pages.tolist() == [[8, 0, 0], [4, 5, 6], [0, 0, 0], [0, 0, 0]]
     assert tile_rows.ravel().tolist() == [1, 1]
     assert tokens.tolist() == [[14, 15, 16, 17], [18, 19, 0, 0]]

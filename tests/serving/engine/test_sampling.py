@@ -1,32 +1,13 @@
 """The device sampler draws from the distribution that its parameters describe, computed here in numpy by sorting."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serving.engine.sampling import RowSampling, sample
-
-VOCAB = 40
-DRAWS = 4_000
-# 1 - 1e-6 quantiles of chi-square at 1..40 degrees of freedom stay below this line.
-CHI_SQUARE_LIMIT = {df: df + 5.0 * np.sqrt(2 * df) + 16 for df in range(1, VOCAB + 1)}
-
-draw = jax.jit(sample)
-
-
-def rows(count, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, position=None):
-    full = lambda value, dtype: jnp.full(count, value, dtype)  # noqa: E731
-    return RowSampling(
-        temperature_R=full(temperature, jnp.float32),
-        top_k_R=full(top_k, jnp.int32),
-        top_p_R=full(top_p, jnp.float32),
-        min_p_R=full(min_p, jnp.float32),
-        seed_R2=jnp.stack([full(0, jnp.uint32), full(seed, jnp.uint32)], axis=1),
-        position_R=jnp.arange(count, dtype=jnp.int32) if position is None else full(position, jnp.int32),
-    )
+from serving.engine.sampling import RowSampling
+from tests.sampler import CHI_SQUARE_LIMIT, DRAWS, VOCAB, assert_follows, draw, rows
 
 
 def expected_probabilities(logits, temperature, top_k, top_p, min_p):
@@ -60,15 +41,8 @@ SETTINGS = [
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 def test_draws_follow_the_distribution(params):
     logits = np.random.default_rng(3).standard_normal(VOCAB).astype(np.float32) * 1.5
-    tokens = np.asarray(draw(jnp.tile(logits, (DRAWS, 1)), rows(DRAWS, **params)))
-    expected = expected_probabilities(logits, **params) * DRAWS
-    counts = np.bincount(tokens, minlength=VOCAB)
-    assert not counts[expected == 0].any(), "a token was drawn that the filters exclude"
-    likely = expected > 0
-    df = int(likely.sum()) - 1
-    if df:
-        chi_square = float(np.sum((counts - expected)[likely] ** 2 / expected[likely]))
-        assert chi_square < CHI_SQUARE_LIMIT[df]
+    tokens = draw(jnp.tile(logits, (DRAWS, 1)), rows(DRAWS, **params))
+    assert_follows(tokens, expected_probabilities(logits, **params))
 
 
 def test_the_chi_square_test_can_fail():
