@@ -4,7 +4,9 @@ The layout is private to the attention seam: the tokens of a page lie together, 
 head's keys of a page are one run of memory.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +56,6 @@ def make_cache(abstract: KVCache) -> KVCache:
     return zeros()
 
 
-def bytes_per_page(config: ModelConfig, page_size: int, dtype: str) -> int:
-    """Keys and values of one page over all layers, on all devices together."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * page_size * jnp.dtype(dtype).itemsize
+def device_bytes(tree: Any) -> int:
+    """Bytes that one device holds of these arrays or ShapeDtypeStructs."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -56,6 +56,7 @@ def serve(
     slots: opt.Slots = _ENGINE.num_slots,
     page_size: opt.PageSize = _ENGINE.page_size,
     pages: opt.Pages = _ENGINE.num_pages,
+    memory: opt.Memory = _ENGINE.memory_bytes,
     max_seq_len: opt.MaxSeqLen = _ENGINE.max_seq_len,
     chunk_tokens: opt.ChunkTokens = _ENGINE.chunk_tokens,
     max_waiting: opt.MaxWaiting = _ENGINE.max_waiting,
@@ -77,7 +78,7 @@ def serve(
     compile_cache = compile_cache or str(home() / "compiled")
     crash_folder = crash_folder or str(home() / "crashes")
     engine = EngineConfig(
-        path or "", name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap,
+        path or "", name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder,
     )  # fmt: skip
     gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
@@ -94,6 +95,7 @@ def replica(
     slots: opt.Slots = _ENGINE.num_slots,
     page_size: opt.PageSize = _ENGINE.page_size,
     pages: opt.Pages = _ENGINE.num_pages,
+    memory: opt.Memory = _ENGINE.memory_bytes,
     max_seq_len: opt.MaxSeqLen = _ENGINE.max_seq_len,
     chunk_tokens: opt.ChunkTokens = _ENGINE.chunk_tokens,
     max_waiting: opt.MaxWaiting = _ENGINE.max_waiting,
@@ -108,7 +110,7 @@ def replica(
     from serving.replica.main import run
 
     engine = EngineConfig(
-        path, name, mesh, dtype, slots, page_size, pages, max_seq_len, chunk_tokens, max_waiting, overlap,
+        path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder,
     )  # fmt: skip
     run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)

@@ -1,10 +1,23 @@
 """The flags of `podstream serve`, `replica` and `gateway`: declared once, for typer and for child processes."""
 
+import re
 from typing import Annotated
 
 import typer
 
 from serving.config import EngineConfig, GatewayConfig, ReplicaConfig, changed_fields
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(text: str) -> int:
+    """`8GiB`, `500MB` or a plain number as bytes; `i` means powers of 1024."""
+    if not (match := _SIZE.fullmatch(text.strip())):
+        raise typer.BadParameter(f"{text!r} is not a size; write it like 8GiB or 500MB.")
+    unit = (match[2] or "").lower()
+    return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit[:1]])
+
 
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")]
 Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one.")]
@@ -14,6 +27,12 @@ Dtype = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32;
 Slots = Annotated[int, typer.Option("--slots", help="Requests that decode at once.")]
 PageSize = Annotated[int, typer.Option("--page-size", help="Tokens in a KV page.")]
 Pages = Annotated[int | None, typer.Option("--pages", help="KV pages; default: what memory allows.")]
+Memory = Annotated[
+    int | None,
+    typer.Option(
+        "--memory", metavar="SIZE", parser=parse_bytes, help="Memory of one device to use in all, such as 8GiB."
+    ),
+]
 MaxSeqLen = Annotated[int | None, typer.Option("--max-seq-len", help="Most tokens of prompt and answer together.")]
 ChunkTokens = Annotated[int, typer.Option("--chunk-tokens", help="Most prompt tokens that one step computes.")]
 MaxWaiting = Annotated[int, typer.Option("--max-waiting", help="Requests that may wait for a slot.")]
@@ -42,6 +61,7 @@ _ENGINE_FLAGS = {
     "num_slots": "--slots",
     "page_size": "--page-size",
     "num_pages": "--pages",
+    "memory_bytes": "--memory",
     "max_seq_len": "--max-seq-len",
     "chunk_tokens": "--chunk-tokens",
     "max_waiting": "--max-waiting",

@@ -32,6 +32,8 @@ class EngineConfig:
     page_size: int = 16
     """Tokens in a KV page."""
     num_pages: int | None = None
+    memory_bytes: int | None = None
+    """What one device may use in all; None takes what the device says it has."""
     max_seq_len: int | None = None
     """Most tokens of one request, prompt and answer together; None takes the model's."""
     chunk_tokens: int = 256
@@ -48,7 +50,7 @@ class EngineConfig:
     """Folder for what the last steps planned, written when one fails; None takes one for temporary files."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "num_slots", "page_size", "num_pages", "max_seq_len", "chunk_tokens",
+        _check_positive(self, "num_slots", "page_size", "num_pages", "memory_bytes", "max_seq_len", "chunk_tokens",
                         "max_waiting")  # fmt: skip
         if self.num_pages and self.max_seq_len and self.num_pages * self.page_size < self.max_seq_len:
             raise ConfigError(

@@ -1,5 +1,6 @@
 """Builds an engine from its config: card, mesh, weights, page pool, programs. Long, so it reports what it is doing."""
 
+import logging
 import os
 import secrets
 import time
@@ -8,10 +9,10 @@ from pathlib import Path
 
 import jax
 
-from kv.cache import abstract_cache, bytes_per_page, make_cache
+from kv.cache import KVCache, abstract_cache, device_bytes, make_cache
 from kv.page_pool import PagePool
-from kv.paged_attention import DecodeKernel
 from kv.page_table import pages_for
+from kv.paged_attention import DecodeKernel
 from model.card import ModelCard
 from serving.config import EngineConfig
 from serving.engine.api import EngineLoop
@@ -19,6 +20,7 @@ from serving.engine.batch import StepShape, step_shapes
 from serving.engine.compile_count import CompileCount
 from serving.engine.engine import Engine
 from serving.engine.loop import EngineThread
+from serving.engine.memory import Needs, plan_memory
 from serving.engine.plan import Limits
 from serving.engine.step import Programs, StepSpec
 from serving.errors import ConfigError
@@ -28,9 +30,11 @@ from sharding.params import Params, abstract_params
 from sharding.rules import ShardingRules, choose_rules
 from sharding.spec import MeshSpec
 
+logger = logging.getLogger(__name__)
+
 Progress = Callable[[str], None]
 
-KV_BYTES = 2 << 30  # default size of the page pool
+KV_BYTES = 1 << 30  # page pool where no memory limit is known
 TILE_TOKENS = 32
 MIB = 1 << 20
 
@@ -47,7 +51,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     card = checkpoint.read_card(config.checkpoint)
     rules = choose_rules(card.config, spec)
     for note in rules.notes:
-        progress(note)
+        logger.warning("mesh %s: %s", spec, note)
     mesh = make_mesh(spec)
     dtype = config.dtype or checkpoint.saved_dtype(config.checkpoint)
     weights = _load_weights(config, card, abstract_params(card.config, mesh, rules, dtype), progress)
@@ -67,19 +71,35 @@ def make_programs(
     progress: Progress,
 ) -> Programs:
     """The page pool's arrays and all compiled steps, over weights that are on the mesh already."""
-    max_seq_len = _max_seq_len(config, card)
-    num_pages = config.num_pages or _default_pages(config, card, max_seq_len, dtype)
-    cache = make_cache(abstract_cache(card.config, num_pages + 1, config.page_size, dtype, mesh, rules))
-    step_spec = StepSpec(
+    spec = StepSpec(
         config=card.config,
         mesh=mesh,
         num_slots=config.num_slots,
-        pages_per_slot=pages_for(max_seq_len, config.page_size),
+        pages_per_slot=pages_for(_max_seq_len(config, card), config.page_size),
         tile_tokens=TILE_TOKENS,
         decode_kernel=_decode_kernel(mesh),
     )
-    programs = Programs(step_spec, weights, cache)
-    _compile(programs, step_shapes(config.num_slots, _max_tiles(config)), progress)
+    shapes = step_shapes(config.num_slots, _max_tiles(config))
+
+    def pages(count: int) -> KVCache:
+        return abstract_cache(card.config, count + 1, config.page_size, dtype, mesh, rules)  # + the null page
+
+    page_bytes = device_bytes(pages(1)) // 2
+    limit = config.memory_bytes or _device_limit(mesh)
+    if limit is None:
+        num_pages = config.num_pages or _default_pages(spec, page_bytes)
+    else:
+        progress("compiling the largest step, to see what memory it needs")
+        hungriest = max(shapes, key=lambda shape: (shape.rows + shape.tiles * TILE_TOKENS, shape))
+        temporaries = Programs(spec, weights, pages(spec.pages_per_slot)).temporaries(hungriest)
+        needs = Needs(device_bytes(weights), temporaries, page_bytes, *_useful_pages(spec))
+        budget = plan_memory(limit, needs, config.page_size, config.num_pages)
+        num_pages = budget.num_pages
+        for line in budget.lines():
+            progress(line)
+            logger.info("%s", line)
+    programs = Programs(spec, weights, make_cache(pages(num_pages)))
+    _compile(programs, shapes, progress)
     return programs
 
 
@@ -142,11 +162,21 @@ def _max_seq_len(config: EngineConfig, card: ModelCard) -> int:
     return config.max_seq_len or context
 
 
-def _default_pages(config: EngineConfig, card: ModelCard, max_seq_len: int, dtype: str) -> int:
-    """As many as all slots could fill, at most `KV_BYTES`, and at least one full sequence."""
-    per_sequence = pages_for(max_seq_len, config.page_size)
-    affordable = KV_BYTES // bytes_per_page(card.config, config.page_size, dtype)
-    return max(per_sequence, min(per_sequence * config.num_slots, affordable))
+def _useful_pages(spec: StepSpec) -> tuple[int, int]:
+    """Pages of one full sequence, and of all slots full."""
+    return spec.pages_per_slot, spec.pages_per_slot * spec.num_slots
+
+
+def _default_pages(spec: StepSpec, page_bytes: int) -> int:
+    """Where nothing says how much memory there is: what is useful, at most `KV_BYTES`, at least one full sequence."""
+    least, most = _useful_pages(spec)
+    return max(least, min(most, KV_BYTES // page_bytes))
+
+
+def _device_limit(mesh: jax.sharding.Mesh) -> int | None:
+    """Bytes of memory that one device lets us use; None where devices share the host's memory."""
+    stats = mesh.devices.flat[0].memory_stats()
+    return stats.get("bytes_limit") if stats else None
 
 
 def _use_compile_cache(folder: Path) -> None:

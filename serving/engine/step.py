@@ -126,6 +126,12 @@ class Programs:
     def shapes(self) -> tuple[StepShape, ...]:
         return tuple(self._compiled)
 
+    def temporaries(self, shape: StepShape) -> int:
+        """Bytes that one device needs while it runs this shape, beyond weights and cache. The cache may be abstract."""
+        memory = self._compile_one(shape).memory_analysis()
+        assert memory is not None, "every back end here analyses its programs"
+        return int(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+
     def compile(self, shapes: tuple[StepShape, ...], on_done: Callable[[StepShape], None], num_threads: int) -> None:
         """Compile every shape before the first request; XLA works outside the GIL, so threads help."""
         with ThreadPoolExecutor(num_threads, "compile") as pool:

@@ -3,17 +3,18 @@
 import dataclasses
 
 import pytest
+import typer
 import typer.testing
 
 from podstream import cli
-from podstream.options import gateway_arguments, replica_arguments
+from podstream.options import gateway_arguments, parse_bytes, replica_arguments
 from podstream.serve import HOST_DEVICES_FLAG, join_config, replica_env
 from serving.config import EngineConfig, GatewayConfig, ReplicaConfig
 from serving.errors import ConfigError
 from sharding.spec import MeshError
 
 ENGINE = EngineConfig(
-    "/models/x", "name", "data=1,tensor=4", "float32", 3, 8, 99, 300, 17, 5, overlap=False,
+    "/models/x", "name", "data=1,tensor=4", "float32", 3, 8, 99, 123_456, 300, 17, 5, overlap=False,
     prefix_cache=False, compile_cache="/c", crash_folder="/d",
 )  # fmt: skip
 GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5)
@@ -66,3 +67,17 @@ def test_a_wide_mesh_gets_virtual_devices():
     assert replica_env("tensor=4", chosen) == chosen
     with pytest.raises(MeshError):
         replica_env("tensor=four", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8GiB", 8 << 30), ("500MB", 500_000_000), ("1.5 kib", 1536), ("123", 123), ("2g", 2_000_000_000)],
+)
+def test_sizes_read_as_people_write_them(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "12foo", "-1GiB", "1e9"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(typer.BadParameter, match="8GiB or 500MB"):
+        parse_bytes(text)

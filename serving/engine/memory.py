@@ -1,0 +1,78 @@
+"""How device memory is shared out: weights, the hungriest step's temporaries, and all the rest for KV pages.
+
+`plan_memory` is a pure function of figures that are known before anything is served, so that nothing can run out later:
+page arrays are allocated once, and steps only use what their compiled programs declare.
+"""
+
+from dataclasses import dataclass
+
+from serving.errors import ConfigError
+
+MIB = 1 << 20
+RESERVE_SHARE = 0.03  # of the limit: the runtime's own, and fragmentation
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one device must hold, in bytes, and how much of it pages could use."""
+
+    weights: int
+    temporaries: int
+    page: int
+    """One page over all layers, this device's share of the KV heads."""
+    least_pages: int
+    """One full sequence."""
+    most_pages: int
+    """All slots full."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """One device's memory in bytes, as it is shared out."""
+
+    limit: int
+    weights: int
+    temporaries: int
+    reserve: int
+    pages: int
+    num_pages: int
+    page_size: int
+
+    @property
+    def unused(self) -> int:
+        return self.limit - self.weights - self.temporaries - self.reserve - self.pages
+
+    def lines(self) -> tuple[str, ...]:
+        """A table for people."""
+        tokens = self.num_pages * self.page_size
+        rows = (
+            ("weights", self.weights, ""),
+            ("step temporaries", self.temporaries, ""),
+            ("reserve", self.reserve, ""),
+            ("KV pages", self.pages, f"{self.num_pages:,} pages of {self.page_size}: {tokens:,} tokens"),
+            ("unused", self.unused, ""),
+            ("memory per device", self.limit, ""),
+        )
+        return tuple(f"{name:<18} {size / MIB:>10,.0f} MiB  {note}".rstrip() for name, size, note in rows)
+
+
+def plan_memory(limit: int, needs: Needs, page_size: int, wanted_pages: int | None = None) -> MemoryBudget:
+    """Give the pages what is left, or exactly `wanted_pages`. The null page comes on top and is counted in.
+
+    Raises ConfigError with the numbers when it does not fit.
+    """
+    reserve = int(limit * RESERVE_SHARE)
+    left = limit - needs.weights - needs.temporaries - reserve
+    possible = max(0, left // needs.page - 1)
+    least = wanted_pages or needs.least_pages
+    if possible < least:
+        short = (least - possible) * needs.page
+        raise ConfigError(
+            f"{limit / MIB:,.0f} MiB of device memory do not hold the model: {needs.weights / MIB:,.0f} MiB weights, "
+            f"{needs.temporaries / MIB:,.0f} MiB temporaries, {reserve / MIB:,.0f} MiB reserve, {least:,} pages miss "
+            f"by {short / MIB:,.0f} MiB; give more --memory, a smaller --max-seq-len or --dtype, or more devices."
+        )
+    num_pages = wanted_pages or min(possible, needs.most_pages)
+    return MemoryBudget(
+        limit, needs.weights, needs.temporaries, reserve, (num_pages + 1) * needs.page, num_pages, page_size
+    )
