@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
-from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats
+from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats, TokenLogprobs
 from serving.errors import EngineFailed, InvalidRequest
 from serving.request import FinishReason, Load
 
@@ -33,6 +33,16 @@ class _Sequence:
     def next_id(self) -> int:
         prompt = self.request.token_ids
         return prompt[len(self.token_ids) % len(prompt)]
+
+
+def logprobs_of(sequence):
+    """Of the newest token: -1/8 for the first, -2/8 for the second, ...; its rivals are the bytes before it."""
+    wanted = sequence.request.sampling.logprobs
+    if wanted is None:
+        return ()
+    token, place = sequence.token_ids[-1], len(sequence.token_ids)
+    rivals = tuple(((token - i) % VOCAB_SIZE, -(place + i) / 8) for i in range(wanted))
+    return (TokenLogprobs(-place / 8, rivals),)
 
 
 class FakeEngineLoop:
@@ -154,7 +164,8 @@ class FakeEngineLoop:
     def _advance(self, sequence):
         token_id = sequence.next_id()
         sequence.token_ids.append(token_id)
-        return SequenceOutput(sequence.request.request_id, (token_id,), self._reason(sequence, token_id))
+        reason = self._reason(sequence, token_id)
+        return SequenceOutput(sequence.request.request_id, (token_id,), reason, logprobs=logprobs_of(sequence))
 
     def _reason(self, sequence, token_id):
         sampling = sequence.request.sampling

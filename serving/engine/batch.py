@@ -95,6 +95,14 @@ class SlotSettings:
         asks = p.has_penalties, sequence.edits_3E.shape[1], p.logprobs is not None
         self.values_FB[:, slot] = (temperature, min(p.top_k, 2**31 - 1), top_p, min_p, *seeds, *penalties, *asks)
 
+    def clear(self, slot: int) -> None:
+        self.values_FB[:, slot] = 0
+
+    @property
+    def any_logprobs(self) -> bool:
+        """Whether any sequence in a slot asks for log-probabilities."""
+        return bool(self.values_FB[ROW_FIELDS.index("logprobs") - _SAMPLING].any())
+
 
 def _float_bits(*values: float) -> NDArray[np.int32]:
     return np.asarray(values, np.float32).view(np.int32)

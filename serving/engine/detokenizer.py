@@ -37,6 +37,10 @@ class Vocabulary(Protocol):
 
     def detokenizer(self) -> Detokenizer: ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that this token adds to a text; a special token's name; b"" if there is no such token."""
+        ...
+
 
 def new_vocabulary(tokenizer: tokenizers.Tokenizer, tokenizer_json: str) -> Vocabulary:
     """Choose how to decode. Raises UnsupportedModel for a decoder that cannot be run token by token."""
@@ -55,7 +59,8 @@ class ByteVocabulary(dict[int, bytes]):
     """Byte-level BPE: every token is a string of bytes. Filled as tokens are met."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        super().__init__((token_id, b"") for token_id in _special_ids(tokenizer))
+        self._special = _special_tokens(tokenizer)
+        super().__init__((token_id, b"") for token_id in self._special)
         self._tokenizer = tokenizer
         self._byte_of = _byte_of_letter()
 
@@ -70,6 +75,10 @@ class ByteVocabulary(dict[int, bytes]):
 
     def detokenizer(self) -> Detokenizer:
         return ByteDetokenizer(self)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        name = self._special.get(token_id)
+        return self[token_id] if name is None else name.encode()
 
 
 class ByteDetokenizer:
@@ -91,7 +100,8 @@ class WordVocabulary(dict[int, str | None]):
     """SentencePiece-like: the text of a token that is not the first, None for a byte token. Filled on demand."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        super().__init__((token_id, "") for token_id in _special_ids(tokenizer))
+        self._special = _special_tokens(tokenizer)
+        super().__init__((token_id, "") for token_id in self._special)
         self._tokenizer = tokenizer
         self._anchor = self._find_anchor()
         self._anchor_chars = len(self.first([self._anchor]))
@@ -111,6 +121,13 @@ class WordVocabulary(dict[int, str | None]):
 
     def detokenizer(self) -> Detokenizer:
         return WordDetokenizer(self)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        piece = self._special.get(token_id) or self[token_id]
+        if piece is not None:
+            return piece.encode()
+        name = str(self._tokenizer.id_to_token(token_id))  # <0xE4>, plain text to a decoder without byte fallback
+        return name.encode() if self.later([token_id]) == name else bytes([int(name[3:5], base=16)])
 
     def _find_anchor(self) -> int:
         """Any ordinary word, to stand in front."""
@@ -156,9 +173,9 @@ class WordDetokenizer:
         return self._vocabulary.first(token_ids)
 
 
-def _special_ids(tokenizer: tokenizers.Tokenizer) -> list[int]:
+def _special_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
     added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
-    return [token_id for token_id, token in added.items() if token.special]
+    return {token_id: str(token.content) for token_id, token in added.items() if token.special}
 
 
 def _byte_of_letter() -> dict[str, int]:

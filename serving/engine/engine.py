@@ -20,11 +20,11 @@ from kv.prefix_cache import PrefixCache
 from serving.engine.api import EngineRequest, SequenceOutput, StepStats, TokenLogprobs
 from serving.engine.batch import SlotSettings, build_batch, choose_shape
 from serving.engine.edits import build_edits
-from serving.engine.logprobs import RowLogprobs, token_logprobs
+from serving.engine.logprobs import RowLogprobs
 from serving.engine.pages import SlotPages
 from serving.engine.plan import Limits, StepPlan, plan_step
 from serving.engine.sequence import NO_SLOT, Sequence
-from serving.engine.slot_state import slot_packets
+from serving.engine.slot_state import sequence_packets
 from serving.engine.step import Programs
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import StepRecord, StepRing
@@ -180,22 +180,14 @@ class Engine:
             assert self._waiting.popleft() is sequence
             sequence.slot = self._free_slots.pop()
             self._settings.set(sequence.slot, sequence)
-            self._write_slot(sequence)
+            for packet in sequence_packets(sequence):
+                self._programs.write_slot(packet)
             self._running.append(sequence)
             self._share(sequence, admission.cached)
         for admission in plan.admit:
             self._pages.add(admission.sequence, admission.num_pages)
         for sequence in plan.grow:
             self._pages.add(sequence, 1)
-
-    def _write_slot(self, sequence: Sequence) -> None:
-        """Tell the device what the sampler must know of this sequence; a plain one costs nothing."""
-        counted = sequence.request.sampling.has_penalties
-        if not counted and not sequence.edits_3E.size:
-            return
-        ids, num_prompt = (sequence.token_ids, sequence.num_prompt) if counted else ([], 0)
-        for packet in slot_packets(sequence.slot, sequence.edits_3E, ids[:num_prompt], ids[num_prompt:]):
-            self._programs.write_slot(packet)
 
     def _share(self, sequence: Sequence, cached: tuple[int, ...]) -> None:
         self._pages.share(sequence, cached)
@@ -223,8 +215,8 @@ class Engine:
         self._prefill_tokens += sum(chunk.length for chunk in plan.prefill)
         filled = [(s, s.num_scheduled) for s in plan.decode if s.num_scheduled % self._limits.page_size == 0]
         filled += [(chunk.sequence, chunk.sequence.num_scheduled) for chunk in plan.prefill]
-        asked = any(sequence.request.sampling.logprobs is not None for _, sequence in sampled)
-        return InFlight(tokens_R, tuple(sampled), tuple(filled), logprobs.start_copy() if asked else None)
+        wanted = logprobs.start_copy() if self._settings.any_logprobs else None
+        return InFlight(tokens_R, tuple(sampled), tuple(filled), wanted)
 
     def _record(self, plan: StepPlan, shape: str) -> StepRecord:
         return StepRecord(
@@ -245,7 +237,9 @@ class Engine:
         tokens = self._clock.wait_for(lambda: np.asarray(step.tokens_R)).tolist()
         for sequence, num_written in step.filled:
             self._pages.publish(sequence, num_written)
-        logprobs = _read_logprobs(step) if step.logprobs is not None else {}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        if step.logprobs is not None:
+            logprobs = step.logprobs.read({row: s.request.sampling.logprobs for row, s in step.sampled})
         return tuple(
             self._append(sequence, tokens[row], logprobs.get(row, ()))
             for row, sequence in step.sampled
@@ -286,16 +280,9 @@ class Engine:
         """Free slot and pages. A step in flight may still write there: it runs before any step that reuses them."""
         self._running.remove(sequence)
         self._pages.release(sequence)
+        self._settings.clear(sequence.slot)
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT
-
-
-def _read_logprobs(step: InFlight) -> dict[int, tuple[TokenLogprobs, ...]]:
-    """Row -> one entry, for the rows that asked."""
-    assert step.logprobs is not None
-    ids_RX, logprobs_RX = np.asarray(step.logprobs.ids_RX), np.asarray(step.logprobs.logprobs_RX)
-    wanted = [(row, sequence.request.sampling.logprobs) for row, sequence in step.sampled]
-    return {row: (token_logprobs(ids_RX[row], logprobs_RX[row], top),) for row, top in wanted if top is not None}
 
 
 def step_failed(error: Exception) -> EngineFailed:

@@ -4,6 +4,7 @@ They are those of the model's own distribution: before temperature, penalties, b
 them. So they do not change with how a token was chosen, and a banned token can show up among the rivals.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -33,6 +34,11 @@ class RowLogprobs:
         self.logprobs_RX.copy_to_host_async()
         return self
 
+    def read(self, wanted: Mapping[int, int | None]) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """One entry per row that wants a number of rivals, which may be 0; waits for the device."""
+        ids_RX, logprobs_RX = np.asarray(self.ids_RX), np.asarray(self.logprobs_RX)
+        return {row: (_entry(ids_RX[row], logprobs_RX[row], top),) for row, top in wanted.items() if top is not None}
+
 
 def row_logprobs(logits_RV: jax.Array, chosen_R: jax.Array) -> RowLogprobs:
     """Of the softmax of the logits as they come. Ties are in the order of token ids."""
@@ -51,7 +57,7 @@ def no_logprobs(num_rows: int) -> RowLogprobs:
     return RowLogprobs(jnp.zeros((num_rows, WIDTH), jnp.int32), jnp.zeros((num_rows, WIDTH), jnp.float32))
 
 
-def token_logprobs(ids_X: NDArray[np.int32], logprobs_X: NDArray[np.float32], num_top: int) -> TokenLogprobs:
+def _entry(ids_X: NDArray[np.int32], logprobs_X: NDArray[np.float32], num_top: int) -> TokenLogprobs:
     """One row on the host, with as many rivals as the request wants and the vocabulary has."""
     top = zip(ids_X[1 : 1 + num_top].tolist(), logprobs_X[1 : 1 + num_top].tolist(), strict=True)
     return TokenLogprobs(float(logprobs_X[0]), tuple(pair for pair in top if pair[1] != -np.inf))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from serving.engine.edits import MAX_EDITS
 from serving.engine.penalties import sparse_counts
+from serving.engine.sequence import Sequence
 
 COUNTS = 1024
 _HEAD = 2
@@ -42,6 +43,14 @@ def write_slot(state: SlotState, packet: jax.Array) -> SlotState:
     edits_3E, (ids_C, counts_C) = rest[: 3 * MAX_EDITS].reshape(3, -1), rest[3 * MAX_EDITS :].reshape(2, -1)
     counts_V = jnp.where(is_first, 0, state.counts_BV[slot]).at[ids_C].set(counts_C, mode="drop")
     return SlotState(state.counts_BV.at[slot].set(counts_V), state.edits_B3E.at[slot].set(edits_3E))
+
+
+def sequence_packets(sequence: Sequence) -> Iterator[NDArray[np.int32]]:
+    """What must be written when a sequence enters its slot; nothing for a plain one."""
+    counted = sequence.request.sampling.has_penalties
+    if counted or sequence.edits_3E.size:
+        ids, num_prompt = (sequence.token_ids, sequence.num_prompt) if counted else ([], 0)
+        yield from slot_packets(sequence.slot, sequence.edits_3E, ids[:num_prompt], ids[num_prompt:])
 
 
 def slot_packets(

@@ -56,6 +56,10 @@ class Tokenizer:
         """A new one for one answer."""
         return self._vocabulary.detokenizer()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's own text in UTF-8, special tokens by their name; b"" for an unknown one."""
+        return self._vocabulary.token_bytes(token_id)
+
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids

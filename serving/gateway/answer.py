@@ -17,7 +17,7 @@ from serving.gateway import sse
 from serving.gateway.call import Call
 from serving.gateway.errors import error_response
 from serving.gateway.formats import AnswerFormat
-from serving.replica.events import Delta, Finished
+from serving.replica.events import Delta, Finished, TokenLogprob
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +50,11 @@ class AnswerResponse(Response):
 
     async def _whole(self) -> Response:
         parts: list[str] = []
+        logprobs: list[TokenLogprob] = []
         while isinstance(event := await self._call.next(), Delta):
             parts.append(event.text)
-        body = self._format.whole("".join(parts), event.reason, event.usage)
+            logprobs += event.logprobs
+        body = self._format.whole("".join(parts), event.reason, event.usage, logprobs)
         return Response(body, media_type="application/json")
 
     async def _send_stream(self, send: Send) -> None:
@@ -71,8 +73,8 @@ class AnswerResponse(Response):
         if opening := self._format.opening():
             await _send_part(send, opening)
         while isinstance(event := await self._call.next(), Delta):
-            if event.text:
-                await _send_part(send, self._format.text(event.text))
+            if event.text or event.logprobs:
+                await _send_part(send, self._format.text(event.text, event.logprobs))
         return self._closing(event)
 
     def _closing(self, finished: Finished) -> bytes:

@@ -35,4 +35,5 @@ def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
 
 
 def _head(prefix: str, body: ChatBody | CompletionBody) -> AnswerHead:
-    return AnswerHead(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), body.model, body.include_usage)
+    created = int(time.time())
+    return AnswerHead(f"{prefix}-{uuid.uuid4().hex}", created, body.model, body.include_usage, body.wants_logprobs)

@@ -3,12 +3,15 @@
 Chunks are put together from bytes (see `sse`), so the order of fields here is the order on the wire.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 
 from serving.gateway import sse
+from serving.gateway.logprobs import chat_logprobs, completion_logprobs
+from serving.replica.events import TokenLogprob
 from serving.request import FinishReason, Usage
 
 
@@ -20,6 +23,8 @@ class AnswerHead:
     created: int
     model: str
     include_usage: bool = False
+    logprobs: bool = False
+    """Whether a whole answer shows log-probabilities; a chunk shows those that it has."""
 
 
 class AnswerFormat(Protocol):
@@ -27,7 +32,7 @@ class AnswerFormat(Protocol):
 
     def opening(self) -> bytes: ...
 
-    def text(self, text: str) -> bytes: ...
+    def text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes: ...
 
     def closing(self, reason: FinishReason) -> bytes: ...
 
@@ -35,7 +40,7 @@ class AnswerFormat(Protocol):
         """The chunk without choices that `include_usage` asks for; empty when it was not asked."""
         ...
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes: ...
+    def whole(self, text: str, reason: FinishReason, usage: Usage, logprobs: Sequence[TokenLogprob] = ()) -> bytes: ...
 
 
 class ChatFormat:
@@ -52,8 +57,8 @@ class ChatFormat:
     def opening(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""}, None)
 
-    def text(self, text: str) -> bytes:
-        return self._text.fill(text)
+    def text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        return self._chunk({"content": text}, None, logprobs) if logprobs else self._text.fill(text)
 
     def closing(self, reason: FinishReason) -> bytes:
         return self._chunk({}, reason.value)
@@ -61,13 +66,15 @@ class ChatFormat:
     def usage(self, usage: Usage) -> bytes:
         return _usage_chunk(self._head, self._before, usage)
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
+    def whole(self, text: str, reason: FinishReason, usage: Usage, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason.value}
+        shown = chat_logprobs(logprobs) if self._head.logprobs else None
+        choice = {"index": 0, "message": message, "logprobs": shown, "finish_reason": reason.value}
         return _whole(self._head, "chat.completion", choice, usage)
 
-    def _chunk(self, delta: dict[str, str], reason: str | None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _chunk(self, delta: dict[str, str], reason: str | None, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        shown = chat_logprobs(logprobs) if logprobs else None
+        choice = {"index": 0, "delta": delta, "logprobs": shown, "finish_reason": reason}
         return sse.event(self._before + orjson.dumps([choice]) + self._tail)
 
 
@@ -85,19 +92,24 @@ class CompletionFormat:
     def opening(self) -> bytes:
         return b""
 
-    def text(self, text: str) -> bytes:
-        return self._text.fill(text)
+    def text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        return self._chunk(text, None, logprobs) if logprobs else self._text.fill(text)
 
     def closing(self, reason: FinishReason) -> bytes:
-        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": reason.value}
-        return sse.event(self._before + orjson.dumps([choice]) + self._tail)
+        return self._chunk("", reason.value)
 
     def usage(self, usage: Usage) -> bytes:
         return _usage_chunk(self._head, self._before, usage)
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason.value}
+    def whole(self, text: str, reason: FinishReason, usage: Usage, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        shown = completion_logprobs(logprobs) if self._head.logprobs else None
+        choice = {"index": 0, "text": text, "logprobs": shown, "finish_reason": reason.value}
         return _whole(self._head, "text_completion", choice, usage)
+
+    def _chunk(self, text: str, reason: str | None, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        shown = completion_logprobs(logprobs) if logprobs else None
+        choice = {"index": 0, "text": text, "logprobs": shown, "finish_reason": reason}
+        return sse.event(self._before + orjson.dumps([choice]) + self._tail)
 
 
 def _chunk_start(head: AnswerHead, kind: str) -> bytes:

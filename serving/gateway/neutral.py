@@ -1,6 +1,6 @@
 """Fields that clients send but that are not served yet: harmless at the value that changes nothing, refused otherwise.
 
-Silence would be a lie (a client that asks for logprobs must not get an answer without), and refusing the default would
+Silence would be a lie (a client that asks for tools must not get an answer without), and refusing the default would
 break clients that always send it.
 """
 
@@ -22,12 +22,7 @@ IGNORED = frozenset(
 COMMON: Neutral = {
     "n": (1,),
     "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "prompt_logprobs": (),
@@ -42,8 +37,6 @@ COMMON: Neutral = {
 }
 CHAT: Neutral = {
     **COMMON,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -61,7 +54,7 @@ CHAT: Neutral = {
     "continue_final_message": (False,),
     "add_special_tokens": (False,),
 }
-COMPLETION: Neutral = {**COMMON, "logprobs": (), "suffix": ("",), "add_special_tokens": (True,)}
+COMPLETION: Neutral = {**COMMON, "suffix": ("",), "add_special_tokens": (True,)}
 MESSAGE: Neutral = {
     "refusal": (),
     "audio": (),

@@ -10,7 +10,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from serving.errors import InvalidRequest
 from serving.gateway import neutral
+from serving.gateway.logit_bias import read_logit_bias
 from serving.request import (
+    MAX_LOGPROBS,
     MODEL_DEFAULTED,
     ChatPrompt,
     Prompt,
@@ -21,6 +23,7 @@ from serving.request import (
 )
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+COMPLETION_MAX_LOGPROBS = 5  # OpenAI's limit there; for chats it is MAX_LOGPROBS
 INT31 = 2**31
 INT63 = 2**63
 
@@ -106,6 +109,12 @@ class _Generate(_Body):
     stop: Annotated[list[str], BeforeValidator(_read_stop)] = []
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(read_logit_bias)] = ()
+    banned_token_ids: list[TokenId] | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
@@ -116,6 +125,14 @@ class _Generate(_Body):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self._num_logprobs() is not None
+
+    def _num_logprobs(self) -> int | None:
+        """Rivals per token; None for no log-probabilities."""
+        raise NotImplementedError
 
     def _request(self, request_id: str, prompt: Prompt, max_tokens: int | None) -> Request:
         unset = frozenset(name for name in MODEL_DEFAULTED if getattr(self, name) is None)
@@ -133,6 +150,13 @@ class _Generate(_Body):
             stop=tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            min_tokens=self.min_tokens or 0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias,
+            banned_token_ids=tuple(self.banned_token_ids or ()),
+            logprobs=self._num_logprobs(),
         )
 
 
@@ -141,6 +165,17 @@ class ChatBody(_Generate):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs may only be given with logprobs=true.", param="top_logprobs")
+        return self
+
+    def _num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def to_request(self, request_id: str) -> Request:
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -152,6 +187,10 @@ class CompletionBody(_Generate):
     """POST /v1/completions."""
 
     prompt: Annotated[TextPrompt | TokenPrompt, BeforeValidator(_read_prompt)]
+    logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
+
+    def _num_logprobs(self) -> int | None:
+        return self.logprobs
 
     def to_request(self, request_id: str) -> Request:
         limit = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens

@@ -1,9 +1,12 @@
 """Answer: the text side of one running request. Token ids go in, text that a client may see comes out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from serving.engine.api import SequenceOutput
 from serving.engine.tokenizer import Detokenizer, StopStrings
+from serving.replica.alignment import Alignment
+from serving.replica.events import TokenLogprob
 from serving.request import FinishReason, Usage
 
 
@@ -15,18 +18,29 @@ class AnswerNews:
     num_tokens: int
     reason: FinishReason | None = None
     abort: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Answer:
     """Owns the detokenizer and the stop strings of one request, and counts its tokens."""
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: StopStrings, stop_ids: frozenset[int], prompt_tokens: int
+        self,
+        detokenizer: Detokenizer,
+        stops: StopStrings,
+        stop_ids: frozenset[int],
+        prompt_tokens: int,
+        *,
+        min_tokens: int = 0,
+        token_bytes: Callable[[int], bytes] = bytes,
     ) -> None:
+        """`token_bytes` is asked only when the engine sends log-probabilities."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._stop_ids = stop_ids
         self._prompt_tokens = prompt_tokens
+        self._min_tokens = min_tokens
+        self._alignment = Alignment(token_bytes)
         self._completion_tokens = 0
         self._cached_tokens = 0
 
@@ -38,27 +52,38 @@ class Answer:
         """One step's tokens. A stop string ends the answer before the engine knows; later steps are not pushed."""
         before = self._completion_tokens
         self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
-        text, hit = self._push_ids(output.token_ids, output.finish_reason)
+        text, hit = self._push_ids(output)
         num_tokens = self._completion_tokens - before
         if hit:
-            return AnswerNews(text, num_tokens, FinishReason.STOP, abort=output.finish_reason is None)
+            logprobs = self._alignment.cut(len(text))
+            return AnswerNews(text, num_tokens, FinishReason.STOP, output.finish_reason is None, logprobs)
         if output.finish_reason is None:
-            return AnswerNews(text, num_tokens)
+            return AnswerNews(text, num_tokens, logprobs=self._alignment.show(len(text)))
         rest, hit = self._flush()
-        return AnswerNews(text + rest, num_tokens, FinishReason.STOP if hit else output.finish_reason)
+        text += rest
+        logprobs = self._alignment.cut(len(text)) if hit else self._alignment.end()
+        return AnswerNews(text, num_tokens, FinishReason.STOP if hit else output.finish_reason, logprobs=logprobs)
 
-    def _push_ids(self, token_ids: tuple[int, ...], reason: FinishReason | None) -> tuple[str, bool]:
+    def _push_ids(self, output: SequenceOutput) -> tuple[str, bool]:
         """Token by token, so that text and count do not depend on how many tokens a step brings."""
         parts: list[str] = []
+        token_ids, reason = output.token_ids, output.finish_reason
         for index, token_id in enumerate(token_ids):
             self._completion_tokens += 1
             if reason is FinishReason.STOP and index == len(token_ids) - 1 and token_id in self._stop_ids:
                 break  # the token that says stop is counted but not shown
-            text, hit = self._stops.push(self._detokenizer.push((token_id,)))
-            parts.append(text)
+            text = self._detokenizer.push((token_id,))
+            if output.logprobs:
+                self._alignment.add(token_id, output.logprobs[index], len(text))
+            shown, hit = self._until_stop(text)
+            parts.append(shown)
             if hit:
                 return "".join(parts), True
         return "".join(parts), False
+
+    def _until_stop(self, text: str) -> tuple[str, bool]:
+        """Stop strings count once the answer has more than `min_tokens` tokens, as in vLLM."""
+        return (text, False) if self._completion_tokens <= self._min_tokens else self._stops.push(text)
 
     def _flush(self) -> tuple[str, bool]:
         """Text that was held back for a stop string or a cut character that never came."""

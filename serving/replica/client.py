@@ -194,7 +194,7 @@ class ReplicaClient:
                 inbox.accept(accepted.prompt_tokens)
         for delta in batch.deltas:
             if inbox := inboxes.get(delta.handle):
-                inbox.add_text(delta.text, delta.num_tokens)
+                inbox.add(convert.delta_from_pb(delta))
         for finished in batch.finished:
             if inbox := inboxes.pop(finished.handle, None):
                 inbox.end(_unasked_abort_is_failure(convert.end_from_pb(finished)))

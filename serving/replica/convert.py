@@ -1,13 +1,14 @@
 """Protocol buffers <-> plain data: the only place where both are seen. Imports no JAX."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
 from serving.engine.api import StepStats
 from serving.errors import EngineFailed, InvalidRequest, ServiceError, from_code
-from serving.replica.events import Finished
+from serving.replica.events import Delta, Finished, TokenLogprob
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.status import ReplicaState, ReplicaStatus
 from serving.request import (
@@ -78,6 +79,14 @@ def status_from_pb(status: pb.Status) -> ReplicaStatus:
     )
 
 
+def delta_to_pb(handle: int, text: str, num_tokens: int, logprobs: Iterable[TokenLogprob]) -> pb.Delta:
+    return pb.Delta(handle=handle, text=text, num_tokens=num_tokens, logprobs=map(_logprob_to_pb, logprobs))
+
+
+def delta_from_pb(delta: pb.Delta) -> Delta:
+    return Delta(delta.text, delta.num_tokens, tuple(map(_logprob_from_pb, delta.logprobs)))
+
+
 def finished_to_pb(handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None) -> pb.Finished:
     finished = pb.Finished(handle=handle, reason=reason.value, **_shallow_dict(usage))
     if reason is FinishReason.ERROR:
@@ -125,6 +134,7 @@ def _messages_from_json(text: str) -> tuple[dict[str, Any], ...]:
 
 def _sampling_to_pb(sampling: SamplingParams, unset: frozenset[str]) -> pb.Sampling:
     values = {name: value for name, value in _shallow_dict(sampling).items() if name not in unset}
+    values["logit_bias"] = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
     return pb.Sampling(**values)
 
 
@@ -138,7 +148,24 @@ def _sampling_from_pb(sampling: pb.Sampling) -> SamplingParams:
         stop=tuple(sampling.stop),
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
+        min_tokens=sampling.min_tokens,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
+        banned_token_ids=tuple(sampling.banned_token_ids),
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
     )
+
+
+def _logprob_to_pb(entry: TokenLogprob) -> pb.TokenLogprob:
+    top = [pb.Alternative(token=token, logprob=logprob) for token, logprob in entry.top]
+    return pb.TokenLogprob(token=entry.token, logprob=entry.logprob, text_offset=entry.text_offset, top=top)
+
+
+def _logprob_from_pb(entry: pb.TokenLogprob) -> TokenLogprob:
+    top = tuple((other.token, other.logprob) for other in entry.top)
+    return TokenLogprob(entry.token, entry.logprob, entry.text_offset, top)
 
 
 def _error_to_pb(error: ServiceError) -> pb.Error:

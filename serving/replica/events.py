@@ -16,11 +16,26 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token of an answer with natural logarithms of the model's own probabilities."""
+
+    token: bytes
+    """Its text in UTF-8; not every token is a whole text."""
+    logprob: float
+    text_offset: int
+    """Characters of the answer before it."""
+    top: tuple[tuple[bytes, float], ...] = ()
+    """The most likely tokens at its place, falling."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text. `num_tokens` counts tokens that became known, also while their text is still held back."""
 
     text: str
     num_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """If asked for: of the tokens whose text became complete."""
 
 
 @dataclass(frozen=True, slots=True)

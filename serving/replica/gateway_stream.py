@@ -7,6 +7,7 @@ from typing import Protocol
 
 from serving.errors import EngineFailed, ServiceError
 from serving.replica import convert
+from serving.replica.events import Delta
 from serving.replica.outbox import Outbox
 from serving.replica.prompts import ReadPrompt
 from serving.replica.proto import replica_pb2 as pb
@@ -55,8 +56,8 @@ class GatewayStream:
             table.forget(engine_id)
         self._running.clear()
 
-    def add_text(self, handle: int, text: str, num_tokens: int) -> None:
-        self.outbox.add_text(handle, text, num_tokens)
+    def add(self, handle: int, delta: Delta) -> None:
+        self.outbox.add(handle, delta)
 
     def finish(self, handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None = None) -> None:
         self._running.pop(handle, None)

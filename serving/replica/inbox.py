@@ -7,7 +7,7 @@ the answer itself. Imports no JAX.
 import asyncio
 
 from serving.errors import ServiceError
-from serving.replica.events import Accepted, Delta, Event, Finished
+from serving.replica.events import Accepted, Delta, Event, Finished, TokenLogprob
 
 
 class Inbox:
@@ -17,6 +17,7 @@ class Inbox:
         self._accepted: Accepted | None = None
         self._parts: list[str] = []
         self._num_tokens = 0
+        self._logprobs: list[TokenLogprob] = []
         self._end: Finished | ServiceError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -28,9 +29,10 @@ class Inbox:
         self._accepted = Accepted(prompt_tokens)
         self._wake()
 
-    def add_text(self, text: str, num_tokens: int) -> None:
-        self._parts.append(text)
-        self._num_tokens += num_tokens
+    def add(self, delta: Delta) -> None:
+        self._parts.append(delta.text)
+        self._num_tokens += delta.num_tokens
+        self._logprobs += delta.logprobs
         self._wake()
 
     def end(self, end: Finished | ServiceError) -> None:
@@ -56,8 +58,8 @@ class Inbox:
         return self._end
 
     def _take_delta(self) -> Delta:
-        delta = Delta("".join(self._parts), self._num_tokens)
-        self._parts, self._num_tokens = [], 0
+        delta = Delta("".join(self._parts), self._num_tokens, tuple(self._logprobs))
+        self._parts, self._num_tokens, self._logprobs = [], 0, []
         return delta
 
     def _wake(self) -> None:

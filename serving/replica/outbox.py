@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from serving.errors import ServiceError
 from serving.replica import convert
+from serving.replica.events import Delta, TokenLogprob
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.status import ReplicaStatus
 from serving.request import FinishReason, Usage
@@ -20,6 +21,7 @@ MAX_UNSENT = 4096  # requests with unsent news; beyond it the gateway's own mess
 class _Text:
     parts: list[str] = field(default_factory=list)
     num_tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Outbox:
@@ -49,10 +51,11 @@ class Outbox:
         self._accepted.append(pb.Accepted(handle=handle, prompt_tokens=prompt_tokens))
         self._changed()
 
-    def add_text(self, handle: int, text: str, num_tokens: int) -> None:
+    def add(self, handle: int, delta: Delta) -> None:
         unsent = self._texts.setdefault(handle, _Text())
-        unsent.parts.append(text)
-        unsent.num_tokens += num_tokens
+        unsent.parts.append(delta.text)
+        unsent.num_tokens += delta.num_tokens
+        unsent.logprobs += delta.logprobs
         self._changed()
 
     def finish(self, handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None = None) -> None:
@@ -80,7 +83,7 @@ class Outbox:
 
     def _take_deltas(self) -> list[pb.Delta]:
         return [
-            pb.Delta(handle=handle, text="".join(unsent.parts), num_tokens=unsent.num_tokens)
+            convert.delta_to_pb(handle, "".join(unsent.parts), unsent.num_tokens, unsent.logprobs)
             for handle, unsent in self._texts.items()
         ]
 

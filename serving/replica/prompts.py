@@ -1,6 +1,7 @@
 """PromptReader: the checks at the door. A request becomes token ids that the engine can surely hold, or an error."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,8 @@ class PromptReader:
         if request.model != self.model:
             raise ModelNotFound(f"the model {request.model!r} is not served here, {self.model!r} is.", param="model")
         token_ids = self._token_ids(request.prompt)
-        self._check_ids(token_ids, "messages" if isinstance(request.prompt, ChatPrompt) else "prompt")
+        self._check_prompt(token_ids, "messages" if isinstance(request.prompt, ChatPrompt) else "prompt")
+        self._check_steering(request.sampling)
         return ReadPrompt(token_ids, self._sampling(request, len(token_ids)))
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
@@ -45,7 +47,7 @@ class PromptReader:
             case TokenPrompt(token_ids):
                 return token_ids
 
-    def _check_ids(self, token_ids: tuple[int, ...], param: str) -> None:
+    def _check_prompt(self, token_ids: tuple[int, ...], param: str) -> None:
         if not token_ids:
             raise InvalidRequest("the prompt is empty; the model needs at least one token.", param=param)
         if len(token_ids) >= self.max_seq_len:
@@ -53,7 +55,18 @@ class PromptReader:
                 f"prompt has {_tokens(len(token_ids))}, the context holds {self.max_seq_len:,} with the answer.",
                 param=param,
             )
-        for token_id in (min(token_ids), max(token_ids)):
+        self._check_vocabulary(token_ids, param)
+
+    def _check_steering(self, sampling: SamplingParams) -> None:
+        biased, banned = [token_id for token_id, _ in sampling.logit_bias], sampling.banned_token_ids
+        self._check_vocabulary(biased, "logit_bias")
+        self._check_vocabulary(banned, "banned_token_ids")
+        ends = {*sampling.stop_token_ids, *self.defaults.eos_token_ids} if sampling.min_tokens else set()
+        if len({*banned, *ends}) >= self.vocab_size:
+            raise InvalidRequest("banned_token_ids leaves no token to choose from.", param="banned_token_ids")
+
+    def _check_vocabulary(self, token_ids: Sequence[int], param: str) -> None:
+        for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidRequest(
                     f"token id {token_id} is outside the vocabulary of {self.vocab_size:,} tokens.", param=param

@@ -8,6 +8,7 @@ from typing import Protocol
 from serving.engine.api import EngineRequest, SequenceOutput, StepOutput, StepStats
 from serving.errors import EngineFailed, ServiceError
 from serving.replica.answer import Answer
+from serving.replica.events import Delta
 from serving.replica.prompts import ReadPrompt
 from serving.replica.served import ServedModel
 from serving.request import FinishReason, Load, Usage
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 class Listener(Protocol):
     """Who asked: a gateway's stream."""
 
-    def add_text(self, handle: int, text: str, num_tokens: int) -> None: ...
+    def add(self, handle: int, delta: Delta) -> None: ...
 
     def finish(self, handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None = None) -> None: ...
 
@@ -80,8 +81,8 @@ class RunningTable:
             self.served.engine.abort(output.request_id)
             self._finish(output.request_id, FinishReason.ERROR, EngineFailed("the answer's tokens have no text."))
             return
-        if news.num_tokens or news.text:
-            running.listener.add_text(running.handle, news.text, news.num_tokens)
+        if news.num_tokens or news.text or news.logprobs:
+            running.listener.add(running.handle, Delta(news.text, news.num_tokens, news.logprobs))
         if news.abort:
             self.served.engine.abort(output.request_id)
         if news.reason is not None:

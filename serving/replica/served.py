@@ -35,4 +35,6 @@ class ServedModel:
             StopStrings(prompt.sampling.stop),
             self.eos_ids.union(prompt.sampling.stop_token_ids),
             len(prompt.token_ids),
+            min_tokens=prompt.sampling.min_tokens,
+            token_bytes=self.reader.tokenizer.token_bytes,
         )

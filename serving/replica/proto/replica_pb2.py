@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#serving/replica/proto/replica.proto\x12\x14podstream.replica.v1\"M\n\x0b\x43lientBatch\x12-\n\x07submits\x18\x01 \x03(\x0b\x32\x1c.podstream.replica.v1.Submit\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\"\xd5\x01\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x1e.podstream.replica.v1.TokenIdsH\x00\x12\x17\n\rmessages_json\x18\x06 \x01(\tH\x00\x12\x30\n\x08sampling\x18\x07 \x01(\x0b\x32\x1e.podstream.replica.v1.SamplingB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"\xfd\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x11\n\x04seed\x18\x05 \x01(\x12H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokens\"\xf6\x01\n\x0bServerBatch\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\x0b\x32\x1e.podstream.replica.v1.Accepted\x12+\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x1b.podstream.replica.v1.Delta\x12\x30\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x1e.podstream.replica.v1.Finished\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.podstream.replica.v1.Load\x12,\n\x06status\x18\x05 \x01(\x0b\x32\x1c.podstream.replica.v1.Status\"1\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"9\n\x05\x44\x65lta\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\x9f\x01\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1b.podstream.replica.v1.Error\"L\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\r\"\x95\x01\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x12\n\nfree_slots\x18\x03 \x01(\r\x12\x13\n\x0btotal_slots\x18\x04 \x01(\r\x12\x12\n\nfree_pages\x18\x05 \x01(\r\x12\x13\n\x0btotal_pages\x18\x06 \x01(\r\x12\x11\n\tpage_size\x18\x07 \x01(\r\"\x8c\x02\n\x08\x43ounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x02 \x01(\x04\x12 \n\x18num_compiles_after_ready\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x19\n\x11generation_tokens\x18\x05 \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x06 \x01(\x04\x12\x1c\n\x14prefix_cache_queries\x18\x07 \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\x08 \x01(\x04\x12\x13\n\x0bstep_host_s\x18\t \x01(\x01\x12\x1a\n\x12step_device_wait_s\x18\n \x01(\x01\"\x0f\n\rStatusRequest\"\x0e\n\x0c\x44rainRequest\"?\n\x0eProfileRequest\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\x1d\n\x0cProfileReply\x12\r\n\x05steps\x18\x01 \x01(\r\"\xbf\x01\n\x06Status\x12\r\n\x05state\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0bmax_seq_len\x18\x03 \x01(\r\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.podstream.replica.v1.Load\x12\x30\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x1e.podstream.replica.v1.Counters\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x07 \x01(\x04\x32\xcf\x02\n\x07Replica\x12T\n\x08Generate\x12!.podstream.replica.v1.ClientBatch\x1a!.podstream.replica.v1.ServerBatch(\x01\x30\x01\x12N\n\tGetStatus\x12#.podstream.replica.v1.StatusRequest\x1a\x1c.podstream.replica.v1.Status\x12I\n\x05\x44rain\x12\".podstream.replica.v1.DrainRequest\x1a\x1c.podstream.replica.v1.Status\x12S\n\x07Profile\x12$.podstream.replica.v1.ProfileRequest\x1a\".podstream.replica.v1.ProfileReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#serving/replica/proto/replica.proto\x12\x14podstream.replica.v1\"M\n\x0b\x43lientBatch\x12-\n\x07submits\x18\x01 \x03(\x0b\x32\x1c.podstream.replica.v1.Submit\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\"\xd5\x01\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x1e.podstream.replica.v1.TokenIdsH\x00\x12\x17\n\rmessages_json\x18\x06 \x01(\tH\x00\x12\x30\n\x08sampling\x18\x07 \x01(\x0b\x32\x1e.podstream.replica.v1.SamplingB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"\xf1\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x11\n\x04seed\x18\x05 \x01(\x12H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x02H\x05\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x02\x12\x33\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x1f.podstream.replica.v1.LogitBias\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0f \x03(\r\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x06\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\xf6\x01\n\x0bServerBatch\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\x0b\x32\x1e.podstream.replica.v1.Accepted\x12+\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x1b.podstream.replica.v1.Delta\x12\x30\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x1e.podstream.replica.v1.Finished\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.podstream.replica.v1.Load\x12,\n\x06status\x18\x05 \x01(\x0b\x32\x1c.podstream.replica.v1.Status\"1\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"o\n\x05\x44\x65lta\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x34\n\x08logprobs\x18\x04 \x03(\x0b\x32\".podstream.replica.v1.TokenLogprob\"s\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x13\n\x0btext_offset\x18\x03 \x01(\r\x12.\n\x03top\x18\x04 \x03(\x0b\x32!.podstream.replica.v1.Alternative\"-\n\x0b\x41lternative\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x9f\x01\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1b.podstream.replica.v1.Error\"L\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\r\"\x95\x01\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x12\n\nfree_slots\x18\x03 \x01(\r\x12\x13\n\x0btotal_slots\x18\x04 \x01(\r\x12\x12\n\nfree_pages\x18\x05 \x01(\r\x12\x13\n\x0btotal_pages\x18\x06 \x01(\r\x12\x11\n\tpage_size\x18\x07 \x01(\r\"\x8c\x02\n\x08\x43ounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x02 \x01(\x04\x12 \n\x18num_compiles_after_ready\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x19\n\x11generation_tokens\x18\x05 \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x06 \x01(\x04\x12\x1c\n\x14prefix_cache_queries\x18\x07 \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\x08 \x01(\x04\x12\x13\n\x0bstep_host_s\x18\t \x01(\x01\x12\x1a\n\x12step_device_wait_s\x18\n \x01(\x01\"\x0f\n\rStatusRequest\"\x0e\n\x0c\x44rainRequest\"?\n\x0eProfileRequest\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\x1d\n\x0cProfileReply\x12\r\n\x05steps\x18\x01 \x01(\r\"\xbf\x01\n\x06Status\x12\r\n\x05state\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0bmax_seq_len\x18\x03 \x01(\r\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.podstream.replica.v1.Load\x12\x30\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x1e.podstream.replica.v1.Counters\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x07 \x01(\x04\x32\xcf\x02\n\x07Replica\x12T\n\x08Generate\x12!.podstream.replica.v1.ClientBatch\x1a!.podstream.replica.v1.ServerBatch(\x01\x30\x01\x12N\n\tGetStatus\x12#.podstream.replica.v1.StatusRequest\x1a\x1c.podstream.replica.v1.Status\x12I\n\x05\x44rain\x12\".podstream.replica.v1.DrainRequest\x1a\x1c.podstream.replica.v1.Status\x12S\n\x07Profile\x12$.podstream.replica.v1.ProfileRequest\x1a\".podstream.replica.v1.ProfileReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,31 +38,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=356
   _globals['_TOKENIDS']._serialized_end=379
   _globals['_SAMPLING']._serialized_start=382
-  _globals['_SAMPLING']._serialized_end=635
-  _globals['_SERVERBATCH']._serialized_start=638
-  _globals['_SERVERBATCH']._serialized_end=884
-  _globals['_ACCEPTED']._serialized_start=886
-  _globals['_ACCEPTED']._serialized_end=935
-  _globals['_DELTA']._serialized_start=937
-  _globals['_DELTA']._serialized_end=994
-  _globals['_FINISHED']._serialized_start=997
-  _globals['_FINISHED']._serialized_end=1156
-  _globals['_ERROR']._serialized_start=1158
-  _globals['_ERROR']._serialized_end=1234
-  _globals['_LOAD']._serialized_start=1237
-  _globals['_LOAD']._serialized_end=1386
-  _globals['_COUNTERS']._serialized_start=1389
-  _globals['_COUNTERS']._serialized_end=1657
-  _globals['_STATUSREQUEST']._serialized_start=1659
-  _globals['_STATUSREQUEST']._serialized_end=1674
-  _globals['_DRAINREQUEST']._serialized_start=1676
-  _globals['_DRAINREQUEST']._serialized_end=1690
-  _globals['_PROFILEREQUEST']._serialized_start=1692
-  _globals['_PROFILEREQUEST']._serialized_end=1755
-  _globals['_PROFILEREPLY']._serialized_start=1757
-  _globals['_PROFILEREPLY']._serialized_end=1786
-  _globals['_STATUS']._serialized_start=1789
-  _globals['_STATUS']._serialized_end=1980
-  _globals['_REPLICA']._serialized_start=1983
-  _globals['_REPLICA']._serialized_end=2318
+  _globals['_SAMPLING']._serialized_end=879
+  _globals['_LOGITBIAS']._serialized_start=881
+  _globals['_LOGITBIAS']._serialized_end=924
+  _globals['_SERVERBATCH']._serialized_start=927
+  _globals['_SERVERBATCH']._serialized_end=1173
+  _globals['_ACCEPTED']._serialized_start=1175
+  _globals['_ACCEPTED']._serialized_end=1224
+  _globals['_DELTA']._serialized_start=1226
+  _globals['_DELTA']._serialized_end=1337
+  _globals['_TOKENLOGPROB']._serialized_start=1339
+  _globals['_TOKENLOGPROB']._serialized_end=1454
+  _globals['_ALTERNATIVE']._serialized_start=1456
+  _globals['_ALTERNATIVE']._serialized_end=1501
+  _globals['_FINISHED']._serialized_start=1504
+  _globals['_FINISHED']._serialized_end=1663
+  _globals['_ERROR']._serialized_start=1665
+  _globals['_ERROR']._serialized_end=1741
+  _globals['_LOAD']._serialized_start=1744
+  _globals['_LOAD']._serialized_end=1893
+  _globals['_COUNTERS']._serialized_start=1896
+  _globals['_COUNTERS']._serialized_end=2164
+  _globals['_STATUSREQUEST']._serialized_start=2166
+  _globals['_STATUSREQUEST']._serialized_end=2181
+  _globals['_DRAINREQUEST']._serialized_start=2183
+  _globals['_DRAINREQUEST']._serialized_end=2197
+  _globals['_PROFILEREQUEST']._serialized_start=2199
+  _globals['_PROFILEREQUEST']._serialized_end=2262
+  _globals['_PROFILEREPLY']._serialized_start=2264
+  _globals['_PROFILEREPLY']._serialized_end=2293
+  _globals['_STATUS']._serialized_start=2296
+  _globals['_STATUS']._serialized_end=2487
+  _globals['_REPLICA']._serialized_start=2490
+  _globals['_REPLICA']._serialized_end=2825
 # @@protoc_insertion_point(module_scope)

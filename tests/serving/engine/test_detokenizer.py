@@ -110,3 +110,16 @@ def test_decoders_that_look_around_are_refused():
         text = json.dumps(data)
         with pytest.raises(UnsupportedModel, match="is not supported"):
             new_vocabulary(tokenizers.Tokenizer.from_str(text), text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_tokens_join_to_the_bytes_of_the_text(kind):
+    text = "caf\u00e9 😀 world"
+    ids = LOADED[kind].encode(text, add_special_tokens=False).ids
+    joined = b"".join(VOCABULARIES[kind].token_bytes(token_id) for token_id in ids)
+    assert joined.decode().removeprefix(" ") == LOADED[kind].decode(ids)
+
+
+def test_bytes_of_special_and_unknown_tokens():
+    assert VOCABULARIES["byte_level"].token_bytes(0) == LOADED["byte_level"].id_to_token(0).encode()
+    assert VOCABULARIES["byte_level"].token_bytes(9999) == b""

@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serving.engine.logprobs import token_logprobs
 from serving.engine.slot_state import empty_slots
 from serving.request import MAX_LOGPROBS, SamplingParams
 from tests.sampler import VOCAB, rows, sample_all, written
@@ -19,7 +18,8 @@ def raw(logits):
 
 
 def host(logprobs, row, num_top):
-    return token_logprobs(np.asarray(logprobs.ids_RX)[row], np.asarray(logprobs.logprobs_RX)[row], num_top)
+    (entry,) = logprobs.read({row: num_top})[row]
+    return entry
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])

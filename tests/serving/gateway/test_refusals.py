@@ -35,9 +35,24 @@ async def test_a_body_that_is_no_json_object(http, body):
         ({"n": 2}, "n", "not supported yet"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
-        ({"logprobs": True, "top_logprobs": 100_000}, None, "not supported yet"),
-        ({"logit_bias": {"5": 1e300}}, "logit_bias", "not supported yet"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "not supported yet"),
+        ({"logprobs": True, "top_logprobs": 100_000}, "top_logprobs", "less than or equal to 20"),
+        ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
+        ({"logprobs": 2}, "logprobs", "boolean"),
+        ({"logit_bias": {"5": 1e300}}, "logit_bias", "at most 100, got 1e+300"),
+        ({"logit_bias": {"AI": -100}}, "logit_bias", "token ids, got 'AI'"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias", "outside the vocabulary of 257"),
+        ({"logit_bias": {"99999999999": 1}}, "logit_bias", "token ids, got '99999999999'"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias", "token 5 must be a number"),
+        ({"logit_bias": [5]}, "logit_bias", "must be an object"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias", "at most 300 tokens in logit_bias, got 301"),
+        ({"logit_bias": {"5": 1, "05": 1}}, "logit_bias", "twice"),
+        ({"banned_token_ids": list(range(129))}, "banned_token_ids", "at most 128 banned token ids, got 129"),
+        ({"banned_token_ids": [257]}, "banned_token_ids", "outside the vocabulary"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "at most 2, got 2.5"),
+        ({"frequency_penalty": -3}, "frequency_penalty", "at least -2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "more than 0"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "at most max_tokens, 8, got 9"),
+        ({"min_tokens": -1}, "min_tokens", "0 or more, got -1"),
         ({"temperature": 3}, "temperature", "at most 2, got 3"),
         ({"temperature": "1"}, "temperature", "number"),
         ({"top_p": 0}, "top_p", "more than 0"),
@@ -57,6 +72,12 @@ async def test_a_field_is_refused_by_name(http, fields, param, words):
     error = error_of(await http.post(CHAT, json=body), 400)
     assert words in error["message"]
     assert param is None or error["param"] == param
+
+
+@pytest.mark.parametrize("wrong", [6, -1, True, "1"])
+async def test_completions_tell_at_most_five_rivals(http, wrong):
+    body = {"model": FAKE_NAME, "prompt": "abc", "logprobs": wrong}
+    assert error_of(await http.post(COMPLETIONS, json=body), 400)["param"] == "logprobs"
 
 
 @pytest.mark.parametrize(

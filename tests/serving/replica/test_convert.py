@@ -30,6 +30,15 @@ SAMPLINGS = st.builds(
     stop=st.lists(TEXT.filter(bool), max_size=3).map(tuple),
     stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
+    min_tokens=st.just(0),
+    repetition_penalty=st.floats(0.125, 10, width=32),
+    presence_penalty=st.floats(-2, 2, width=32),
+    frequency_penalty=st.floats(-2, 2, width=32),
+    logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100, width=32), max_size=3).map(
+        lambda biases: tuple(biases.items())
+    ),
+    banned_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+    logprobs=st.none() | st.integers(0, 20),
 )
 
 
@@ -40,6 +49,11 @@ def test_a_request_comes_back(prompt, sampling):
     submit = pb.Submit.FromString(packed)
     assert submit.handle == 7
     assert convert.request_from_pb(submit) == request
+
+
+def test_min_tokens_come_back():
+    request = Request("id", "m", TextPrompt("x"), SamplingParams(min_tokens=3, max_tokens=4))
+    assert convert.request_from_pb(convert.submit_to_pb(1, request)) == request
 
 
 def test_unset_fields_stay_unset():

@@ -1,5 +1,7 @@
 import asyncio
 
+from serving.replica import convert
+from serving.replica.events import Delta, TokenLogprob
 from serving.replica.outbox import Outbox
 from serving.replica.status import ReplicaState, ReplicaStatus
 from serving.request import FinishReason, Usage
@@ -8,8 +10,8 @@ from serving.request import FinishReason, Usage
 async def test_everything_leaves_in_one_batch():
     outbox = Outbox()
     outbox.accept(1, 3)
-    outbox.add_text(1, "a", 1)
-    outbox.add_text(2, "b", 1)
+    outbox.add(1, Delta("a", 1))
+    outbox.add(2, Delta("b", 1))
     outbox.finish(1, FinishReason.STOP, Usage(3, 1))
     batch = await outbox.take()
     assert [a.handle for a in batch.accepted] == [1]
@@ -20,7 +22,7 @@ async def test_everything_leaves_in_one_batch():
 async def test_text_of_one_request_is_joined_while_nobody_takes_it():
     outbox = Outbox()
     for _ in range(1000):
-        outbox.add_text(1, "a", 1)
+        outbox.add(1, Delta("a", 1))
     (delta,) = (await outbox.take()).deltas
     assert (delta.text, delta.num_tokens) == ("a" * 1000, 1000)
 
@@ -30,7 +32,7 @@ async def test_take_waits_for_news():
     taking = asyncio.create_task(outbox.take())
     await asyncio.sleep(0.01)
     assert not taking.done()
-    outbox.add_text(1, "a", 1)
+    outbox.add(1, Delta("a", 1))
     assert len((await taking).deltas) == 1
 
 
@@ -62,3 +64,12 @@ async def test_sent_means_taken_and_written():
     assert not outbox.sent
     outbox.mark_sent()
     assert outbox.sent
+
+
+async def test_log_probabilities_are_joined_like_text():
+    outbox = Outbox()
+    entries = [TokenLogprob(b"a", -0.5, i, ((b"b", -1.5),)) for i in range(3)]
+    for entry in entries:
+        outbox.add(1, Delta("a", 1, (entry,)))
+    (delta,) = (await outbox.take()).deltas
+    assert convert.delta_from_pb(delta) == Delta("aaa", 3, tuple(entries))

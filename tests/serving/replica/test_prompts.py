@@ -46,6 +46,26 @@ def test_token_ids_must_be_in_the_vocabulary(reader, ids):
         reader.read(request(TokenPrompt(ids)))
 
 
+@pytest.mark.parametrize("field", [{"logit_bias": ((257, 1.0),)}, {"banned_token_ids": (3, 257)}])
+def test_steered_tokens_must_be_in_the_vocabulary(reader, field):
+    with pytest.raises(InvalidRequest, match="257 is outside the vocabulary of 257 tokens") as caught:
+        reader.read(request(TextPrompt("x"), **field))
+    assert caught.value.param == next(iter(field))
+
+
+def test_some_token_must_be_left_to_choose():
+    card = fake_card()
+    small = PromptReader(FAKE_NAME, Tokenizer(card.text), card.generation, max_seq_len=20, vocab_size=4)
+    small.read(request(TokenPrompt((1,)), banned_token_ids=(0, 1, 2)))
+    with pytest.raises(InvalidRequest, match="no token to choose"):
+        small.read(request(TokenPrompt((1,)), banned_token_ids=(0, 1, 2), stop_token_ids=(3,), min_tokens=1))
+
+
+def test_min_tokens_must_fit_where_the_context_sets_the_limit(reader):
+    with pytest.raises(InvalidRequest, match="at most max_tokens, 19, got 20"):
+        reader.read(request(TextPrompt("x"), min_tokens=20))
+
+
 def test_an_empty_prompt_is_refused_under_its_own_name(reader):
     with pytest.raises(InvalidRequest, match="empty") as caught:
         reader.read(request(ChatPrompt(({"role": "user", "content": ""},))))
