@@ -21,11 +21,11 @@ class PageKeys:
         self._page_size = page_size
         self._chain = [blake2b(salt.encode(), digest_size=KEY_BYTES).digest()]
 
-    def first(self, token_ids: Sequence[int], count: int) -> list[bytes]:
-        """Keys of the first `count` pages, which `token_ids` fill."""
+    def first(self, token_ids: Sequence[int], count: int, start: int = 0) -> list[bytes]:
+        """Keys of the first `count` pages, which `token_ids` fill, without the first `start`."""
         size = self._page_size
         assert count * size <= len(token_ids), f"{len(token_ids)} tokens do not fill {count} pages"
         for page in range(len(self._chain) - 1, count):
             tokens = array("q", token_ids[page * size : (page + 1) * size])
             self._chain.append(blake2b(self._chain[-1] + tokens.tobytes(), digest_size=KEY_BYTES).digest())
-        return self._chain[1 : count + 1]
+        return self._chain[start + 1 : count + 1]

@@ -12,34 +12,39 @@ class PageTable:
     def __init__(self, num_slots: int, pages_per_slot: int) -> None:
         self.page_indices_BJ: NDArray[np.int32] = np.full((num_slots, pages_per_slot), NULL_PAGE, np.int32)
         """Row b lists the pages of slot b in token order, then the null page."""
-        self._num_pages_B = [0] * num_slots
+        self.num_pages_B: NDArray[np.int32] = np.zeros(num_slots, np.int32)
 
     @property
     def pages_per_slot(self) -> int:
         return int(self.page_indices_BJ.shape[1])
 
-    def num_pages(self, slot: int) -> int:
-        return self._num_pages_B[slot]
-
-    def pages(self, slot: int) -> list[int]:
-        return [int(page) for page in self.page_indices_BJ[slot, : self._num_pages_B[slot]]]
+    def pages(self, slot: int, start: int = 0, end: int | None = None) -> list[int]:
+        """The slot's pages in token order, or those from `start` to before `end`."""
+        last = int(self.num_pages_B[slot]) if end is None else end
+        return self.page_indices_BJ[slot, start:last].tolist()
 
     def append(self, slot: int, pages: Sequence[int]) -> None:
-        start = self._num_pages_B[slot]
+        start = int(self.num_pages_B[slot])
         assert start + len(pages) <= self.pages_per_slot, f"slot {slot} would outgrow {self.pages_per_slot} pages"
         self.page_indices_BJ[slot, start : start + len(pages)] = pages
-        self._num_pages_B[slot] = start + len(pages)
+        self.num_pages_B[slot] = start + len(pages)
+
+    def append_each(self, slots: NDArray[np.intp], pages: Sequence[int]) -> None:
+        """One page for each of these slots."""
+        assert not (self.num_pages_B[slots] >= self.pages_per_slot).any(), "a slot would outgrow its row"
+        self.page_indices_BJ[slots, self.num_pages_B[slots]] = pages
+        self.num_pages_B[slots] += 1
 
     def clear(self, slot: int) -> list[int]:
         """Empty the row and return the pages it held."""
         pages = self.pages(slot)
         self.page_indices_BJ[slot, : len(pages)] = NULL_PAGE
-        self._num_pages_B[slot] = 0
+        self.num_pages_B[slot] = 0
         return pages
 
     def held_pages(self) -> list[int]:
         """All pages of all rows, with repetition; for integrity checks."""
-        return [page for slot in range(len(self._num_pages_B)) for page in self.pages(slot)]
+        return [page for slot in range(len(self.num_pages_B)) for page in self.pages(slot)]
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:

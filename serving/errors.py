@@ -8,6 +8,7 @@
         ModelNotFound         404
         Overloaded            429   no room in the queue; carries retry_after_s
         RequestCancelled      499   the client left
+        DeadlineExceeded      504   it waited longer than it was worth
       ReplicaError                the service, not the request, is at fault
         ReplicaUnavailable    503   not ready, gone, or draining
         EngineFailed          500   a step failed; the request may be sent again
@@ -61,6 +62,11 @@ class RequestCancelled(RequestError):
     http_status, grpc_status, code = 499, "CANCELLED", "cancelled"
 
 
+class DeadlineExceeded(RequestError):
+    http_status, grpc_status, code = 504, "DEADLINE_EXCEEDED", "deadline_exceeded"
+    openai_type = "timeout_error"
+
+
 class ReplicaError(ServiceError):
     """The service is at fault; the request may be repeated."""
 
@@ -75,8 +81,8 @@ class EngineFailed(ReplicaError):
 
 _BY_CODE: dict[str, type[ServiceError]] = {
     cls.code: cls
-    for cls in (InvalidRequest, PromptTooLong, ModelNotFound, Overloaded, RequestCancelled, ReplicaUnavailable,
-                EngineFailed)
+    for cls in (InvalidRequest, PromptTooLong, ModelNotFound, Overloaded, RequestCancelled, DeadlineExceeded,
+                ReplicaUnavailable, EngineFailed)
 }  # fmt: skip
 
 

@@ -23,6 +23,15 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class Priority(enum.StrEnum):
+    """Who goes first."""
+
+    INTERACTIVE = "interactive"
+    """Someone waits for the answer."""
+    BATCH = "batch"
+    """Gets what the others leave, and makes way for them; always ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when to stop. The defaults are OpenAI's."""

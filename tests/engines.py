@@ -4,15 +4,18 @@ import secrets
 from functools import cache
 
 import jax
+import numpy as np
 
 from kv.page_pool import PagePool
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
 from serving.config import EngineConfig
 from serving.engine.api import EngineRequest
+from serving.engine.batch import step_shapes
 from serving.engine.build import TILE_TOKENS, make_programs
 from serving.engine.engine import Engine
 from serving.engine.plan import Limits
+from serving.engine.step import StepSpec
 from serving.request import SamplingParams
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params, init_params
@@ -62,6 +65,29 @@ def _programs(model, mesh):
     abstract = abstract_params(model, device_mesh, rules, "float32")
     weights = jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), tiny_params(model), abstract)
     return make_programs(config, tiny_card(model), weights, device_mesh, rules, "float32", lambda _: None)
+
+
+class CountingPrograms:
+    """Stands where `Programs` stands, without a device: the token at each position is `counted(position)`."""
+
+    def __init__(self, num_slots, max_tiles):
+        self.spec = StepSpec(CONFIG, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS)
+        self.shapes = step_shapes(num_slots, max_tiles)
+
+    def run(self, shape, packed):
+        sample_position_R = self.spec.layout(shape).split(packed)[0][3]
+        return np.array([counted(int(position)) for position in sample_position_R], np.int32), None
+
+
+def counted(position):
+    return (position * 7 + 3) % 50
+
+
+def counting_engine(limits, *, num_slots=4, num_pages=60, **changes):
+    """An engine whose answers are known and whose steps take no time: for traces of thousands of steps."""
+    settings = {"eos_token_ids": (), "max_seq_len": MAX_SEQ_LEN, "max_waiting": 1024, **changes}
+    programs = CountingPrograms(num_slots, limits.max_tiles)
+    return Engine(programs, PagePool(num_pages + 1), limits, draw_seed=lambda bits: 0, **settings)
 
 
 class WrittenPages:

@@ -3,10 +3,10 @@
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from serving.errors import ServiceError
-from serving.request import FinishReason, Load, SamplingParams
+from serving.request import FinishReason, Load, Priority, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,9 @@ class EngineRequest:
     sampling: SamplingParams
     cache_salt: str = ""
     """Requests share cached pages only with requests of the same salt."""
+    priority: Priority = Priority.INTERACTIVE
+    deadline: float | None = None
+    """Monotonic seconds; a request that has not been admitted by then ends with DeadlineExceeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,11 @@ class TokenLogprobs:
     """(token id, log-probability) of the most likely tokens, falling, as many as were asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
-    """News of one request from one step. `finish_reason` is set exactly once, in the last output of a request."""
+class SequenceOutput(NamedTuple):
+    """News of one request from one step. `finish_reason` is set exactly once, in the last output of a request.
+
+    One is made per token: a named tuple takes a third of the time of a frozen dataclass.
+    """
 
     request_id: str
     token_ids: tuple[int, ...] = ()

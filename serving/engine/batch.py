@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kv.page_table import PageTable, pages_for
 from serving.engine.plan import StepPlan
 from serving.engine.sequence import Sequence
+from serving.engine.slots import SlotTable
 from serving.errors import EngineFailed
 
 ROW_FIELDS = ("slot", "position", "sample_at", "sample_position",
@@ -95,20 +96,14 @@ class SlotSettings:
         asks = p.has_penalties, sequence.edits_3E.shape[1], p.logprobs is not None
         self.values_FB[:, slot] = (temperature, min(p.top_k, 2**31 - 1), top_p, min_p, *seeds, *penalties, *asks)
 
-    def clear(self, slot: int) -> None:
-        self.values_FB[:, slot] = 0
-
-    @property
-    def any_logprobs(self) -> bool:
-        """Whether any sequence in a slot asks for log-probabilities."""
-        return bool(self.values_FB[ROW_FIELDS.index("logprobs") - _SAMPLING].any())
-
 
 def _float_bits(*values: float) -> NDArray[np.int32]:
     return np.asarray(values, np.float32).view(np.int32)
 
 
-def build_batch(plan: StepPlan, layout: BatchLayout, table: PageTable, settings: SlotSettings) -> NDArray[np.int32]:
+def build_batch(
+    plan: StepPlan, layout: BatchLayout, table: PageTable, slots: SlotTable, settings: SlotSettings
+) -> NDArray[np.int32]:
     """The packed vector of a plan whose sequences all have slots and pages. Rows: decodes first, then chunks."""
     scrap_slot = table.page_indices_BJ.shape[0]
     packed: NDArray[np.int32] = np.zeros(layout.size, np.int32)
@@ -119,13 +114,14 @@ def build_batch(plan: StepPlan, layout: BatchLayout, table: PageTable, settings:
     positions_SQ[:] = NOTHING
 
     num_decode = len(plan.decode)
-    rows = [*plan.decode, *(chunk.sequence for chunk in plan.prefill)]
-    slot_R[: len(rows)] = slots = [s.slot for s in rows]
-    position_R[:num_decode] = [s.num_tokens - 1 for s in plan.decode]
-    sample_at_R[:num_decode] = range(num_decode)
-    sample_position_R[: len(rows)] = [s.num_tokens for s in rows]
-    fields_FR[_SAMPLING:, : len(rows)] = settings.values_FB[:, slots]
-    pages_RJ[: len(rows)] = table.page_indices_BJ[slots]
+    slot_r = np.concatenate([plan.decode, [chunk.sequence.slot for chunk in plan.prefill]]).astype(np.intp)
+    num_rows = len(slot_r)
+    slot_R[:num_rows] = slot_r
+    sample_position_R[:num_rows] = slots.num_tokens_B[slot_r]
+    position_R[:num_decode] = sample_position_R[:num_decode] - 1
+    sample_at_R[:num_decode] = np.arange(num_decode)
+    np.take(settings.values_FB, slot_r, axis=1, out=fields_FR[_SAMPLING:, :num_rows], mode="clip")
+    np.take(table.page_indices_BJ, slot_r, axis=0, out=pages_RJ[:num_rows], mode="clip")
 
     tile, Q = 0, layout.tile_tokens
     tokens_T, positions_T = tokens_SQ.reshape(-1), positions_SQ.reshape(-1)

@@ -13,12 +13,13 @@ import logging
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from serving.engine import trace
 from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats
-from serving.engine.engine import Engine, step_failed
+from serving.engine.engine import Engine
 from serving.errors import EngineFailed, ServiceError
 from serving.request import FinishReason, Load
 
@@ -114,12 +115,12 @@ class EngineThread:
     def _step(self) -> list[SequenceOutput]:
         try:
             with trace.traced_step(self._engine.stats.num_steps):
-                return list(self._engine.step())
+                return list(self._engine.step(time.monotonic()))
         except Exception as error:
             logger.exception("the step failed; all requests of this engine fail and it takes no more")
             self._state = EngineState.FAILED
             self._dump_steps()
-            return list(self._engine.fail_all(step_failed(error)))
+            return list(self._engine.fail_all(_step_failed(error)))
 
     def _dump_steps(self) -> None:
         """A full disk must not hide the failure itself."""
@@ -159,3 +160,8 @@ class EngineThread:
         except ServiceError as error:
             return SequenceOutput(request.request_id, (), FinishReason.ERROR, error)
         return None
+
+
+def _step_failed(error: Exception) -> EngineFailed:
+    """What the requests of a failed step are told."""
+    return EngineFailed(f"the device step failed ({type(error).__name__}: {error}); the request may be sent again.")

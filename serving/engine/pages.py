@@ -11,6 +11,9 @@ page of its own.
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kv.page_pool import PagePool
 from kv.page_table import PageTable
 from kv.prefix_cache import PrefixCache
@@ -38,6 +41,10 @@ class SlotPages:
         return self._pool.num_free
 
     @property
+    def num_pages_B(self) -> NDArray[np.int32]:
+        return self._table.num_pages_B
+
+    @property
     def enabled(self) -> bool:
         return self._cache.enabled
 
@@ -57,12 +64,16 @@ class SlotPages:
         """Start a sequence, which has a slot and no pages yet, with cached pages."""
         self._pool.share(pages)
         self._table.append(sequence.slot, pages)
-        sequence.num_pages = sequence.num_published = len(pages)
+        sequence.num_published = len(pages)
         sequence.num_scheduled = len(pages) * self._page_size
 
     def add(self, sequence: Sequence, count: int) -> None:
         self._table.append(sequence.slot, self._pool.allocate(count))
-        sequence.num_pages += count
+
+    def grow(self, slots: NDArray[np.intp]) -> None:
+        """One page for each of these slots."""
+        if len(slots):
+            self._table.append_each(slots, self._pool.allocate(len(slots)))
 
     def publish(self, sequence: Sequence, num_written: int) -> None:
         """Tokens before `num_written` are in pages, of a step that has completed; ignored without a slot: the pages
@@ -70,19 +81,21 @@ class SlotPages:
         count = num_written // self._page_size
         if not self._cache.enabled or sequence.slot == NO_SLOT or count <= sequence.num_published:
             return
-        new = slice(sequence.num_published, count)
-        self._cache.publish(sequence.keys.first(sequence.token_ids, count)[new], self._table.pages(sequence.slot)[new])
+        start = sequence.num_published
+        keys = sequence.keys.first(sequence.token_ids, count, start)
+        self._cache.publish(keys, self._table.pages(sequence.slot, start, count))
         sequence.num_published = count
 
     def release(self, sequence: Sequence) -> None:
         """Last page first, so that the cache loses the end of a text before its beginning."""
         self._pool.release(reversed(self._table.clear(sequence.slot)))
-        sequence.num_pages = 0
+        sequence.num_published = sequence.num_scheduled = 0
 
     def forget_cached(self) -> None:
         """The device's memory is not to be trusted."""
         self._cache.clear()
 
     def check_integrity(self) -> None:
+        """Assert that every page has its owners, and that free slots own none."""
         self._pool.check_integrity(self._table.held_pages())
         self._cache.check_integrity()

@@ -1,17 +1,17 @@
-"""What the next step does. `plan_step` is a pure function: it reads sequences, changes nothing and has no clock.
+"""StepPlan: what the next step does, and the figures by which it is decided. Values only; `planner` decides."""
 
-Order of service: decode rows first (everyone who is streaming goes on), then prefill chunks of admitted sequences,
-then admissions, first come first served. When pages run out for decoding, the youngest sequence is preempted and
-computed again later; the oldest can always go on, so every sequence ends.
-"""
-
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from kv.page_table import pages_for
+import numpy as np
+from numpy.typing import NDArray
+
 from serving.engine.pages import Match
 from serving.engine.sequence import Sequence
+
+
+def _no_slots() -> NDArray[np.intp]:
+    return np.zeros(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,12 @@ class Limits:
     """Prefill is cut into tiles of this many tokens; a tile belongs to one sequence."""
     max_tiles: int
     """Prefill tiles in one step."""
+    growth_tokens: int = 64
+    """Who is admitted leaves room for so many more tokens of everyone who runs, so that few are preempted."""
+    patience: int = 256
+    """Steps without a token after which a batch sequence may be promoted."""
+    max_promoted: int = 1
+    """Promoted sequences at a time: the floor of the batch band, in slots."""
 
 
 class PageReader(Protocol):
@@ -28,6 +34,11 @@ class PageReader(Protocol):
 
     @property
     def num_free(self) -> int: ...
+
+    @property
+    def num_pages_B(self) -> NDArray[np.int32]:
+        """Pages of each slot."""
+        ...
 
     def match(self, sequence: Sequence) -> Match: ...
 
@@ -45,7 +56,7 @@ class Chunk:
     @property
     def is_last(self) -> bool:
         """Whether this chunk completes the prompt, so that the step samples a token."""
-        return self.start + self.length == self.sequence.num_tokens
+        return self.start + self.length == len(self.sequence.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,114 +68,21 @@ class Admission:
     """Pages to allocate behind them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
+    """To be committed in the order of the fields."""
+
+    promote: tuple[Sequence, ...] = ()
+    """Batch sequences, waiting or prefilling, that count as interactive from the next plan on."""
     preempt: tuple[Sequence, ...] = ()
-    """Youngest first."""
     admit: tuple[Admission, ...] = ()
-    grow: tuple[Sequence, ...] = ()
-    """Decoding sequences that need one more page."""
-    decode: tuple[Sequence, ...] = ()
+    """In the order of their rank, from the best."""
+    grow: NDArray[np.intp] = field(default_factory=_no_slots)
+    """Slots of decoding sequences that need one more page."""
+    decode: NDArray[np.intp] = field(default_factory=_no_slots)
+    """Slots that decode one token, rising."""
     prefill: tuple[Chunk, ...] = ()
 
     @property
     def has_work(self) -> bool:
-        return bool(self.decode or self.prefill)
-
-
-def plan_step(
-    waiting: Iterable[Sequence], running: list[Sequence], free_slots: int, pages: PageReader, limits: Limits
-) -> StepPlan:
-    """`running` is in order of arrival. Pages promised never exceed pages free plus pages that the preempted free."""
-    decode, grow, preempt, free_pages = _plan_decode(running, pages, limits)
-    gone = set(map(id, preempt))
-    prefill, tiles_left = _plan_chunks([s for s in running if s.wants_prefill and id(s) not in gone], limits)
-    admit: list[Admission] = []
-    if not preempt:  # whoever was just preempted comes first
-        num_running = len(running)
-        admit, chunks = _plan_admissions(waiting, num_running, free_slots, free_pages, tiles_left, pages, limits)
-        prefill += chunks
-    return StepPlan(tuple(preempt), tuple(admit), tuple(grow), tuple(decode), tuple(prefill))
-
-
-def _plan_decode(
-    running: list[Sequence], pages: PageReader, limits: Limits
-) -> tuple[list[Sequence], list[Sequence], list[Sequence], int]:
-    """Rows that decode, those that need a page for it, those preempted to find the pages, and pages left."""
-    decode: list[Sequence] = []
-    grow: list[Sequence] = []
-    preempt: list[Sequence] = []
-    free_pages = pages.num_free
-    candidates = list(running)  # the youngest, last, is preempted first
-    for sequence in running:
-        if sequence in preempt:
-            break  # everyone younger is preempted too, or about to finish
-        if not sequence.wants_decode:
-            continue
-        if pages_for(sequence.num_tokens, limits.page_size) > sequence.num_pages:
-            while free_pages == 0 and (victim := _youngest(candidates)) is not None:
-                candidates.remove(victim)
-                preempt.append(victim)
-                free_pages += pages.num_releasable(victim)
-                if victim is sequence:
-                    break
-            if sequence in preempt or free_pages == 0:
-                continue
-            free_pages -= 1
-            grow.append(sequence)
-        decode.append(sequence)
-    return [s for s in decode if s not in preempt], [s for s in grow if s not in preempt], preempt, free_pages
-
-
-def _youngest(candidates: list[Sequence]) -> Sequence | None:
-    """The last to arrive among those that still have work: the others free their pages by finishing."""
-    return next((s for s in reversed(candidates) if not s.is_exhausted), None)
-
-
-def _plan_chunks(sequences: Iterable[Sequence], limits: Limits) -> tuple[list[Chunk], int]:
-    """Chunks for admitted sequences in order of arrival, and the tiles that are left."""
-    chunks: list[Chunk] = []
-    tiles_left = limits.max_tiles
-    for sequence in sequences:
-        if tiles_left == 0:
-            break
-        chunk = _chunk(sequence, sequence.num_scheduled, tiles_left, limits)
-        chunks.append(chunk)
-        tiles_left -= pages_for(chunk.length, limits.tile_tokens)
-    return chunks, tiles_left
-
-
-def _plan_admissions(
-    waiting: Iterable[Sequence],
-    num_running: int,
-    free_slots: int,
-    free_pages: int,
-    tiles_left: int,
-    pages: PageReader,
-    limits: Limits,
-) -> tuple[list[Admission], list[Chunk]]:
-    admit: list[Admission] = []
-    chunks: list[Chunk] = []
-    for sequence in waiting:
-        # A preempted sequence whose last token is still on its way cannot be prefilled yet.
-        if tiles_left == 0 or free_slots == 0 or sequence.num_pending:
-            break
-        match = pages.match(sequence)
-        new = pages_for(sequence.num_tokens + 1, limits.page_size) - len(match.pages)
-        need = new + match.num_idle
-        # One page for every other sequence keeps them from being preempted at their next page border.
-        others = num_running + len(admit)
-        if need + others > free_pages and (others or need > free_pages):
-            break
-        chunk = _chunk(sequence, len(match.pages) * limits.page_size, tiles_left, limits)
-        admit.append(Admission(sequence, match.pages, new))
-        chunks.append(chunk)
-        free_slots -= 1
-        free_pages -= need
-        tiles_left -= pages_for(chunk.length, limits.tile_tokens)
-    return admit, chunks
-
-
-def _chunk(sequence: Sequence, start: int, tiles_left: int, limits: Limits) -> Chunk:
-    length = min(sequence.num_tokens - start, tiles_left * limits.tile_tokens)
-    return Chunk(sequence, start, length)
+        return bool(len(self.decode) or self.prefill)

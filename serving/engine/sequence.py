@@ -2,12 +2,11 @@
 
 Its tokens, in order, and who knows them:
 
-    |<------- token_ids: the host has them ------->|<- num_pending ->|
-    |<- prompt: num_prompt ->|<- answer, read ---->|<- on device --->|
-    |<----- num_scheduled: keys and values are in pages ---->|
+    |<------- token_ids: the host has them ------->|<- pending --->|
+    |<- prompt: num_prompt ->|<- answer, read ---->|<- on device ->|
 
-A step that samples for the sequence adds one pending token, which the host reads one step later. `on_device` says that
-the newest token lies in the device's `last_token[slot]`, so that the next step can be a decode row.
+A step that samples for the sequence adds one pending token, which the host reads one step later. What changes with
+every decode step of a running sequence stands in the columns of `slots.SlotTable`, not here.
 """
 
 from dataclasses import dataclass, field
@@ -18,9 +17,10 @@ from numpy.typing import NDArray
 from kv.page_keys import PageKeys
 from serving.engine.api import EngineRequest
 from serving.engine.edits import NO_EDITS
-from serving.request import FinishReason
+from serving.request import FinishReason, Priority
 
 NO_SLOT = -1
+INTERACTIVE, BATCH = BANDS = (0, 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -35,49 +35,45 @@ class Sequence:
     """Tokens that end the answer: EOS unless ignored, and the request's own."""
     edits_3E: NDArray[np.int32] = field(default_factory=lambda: NO_EDITS)
     """What is added to its logits; see `edits`."""
+    arrival: int = 0
+    """Counts requests in the order in which they came."""
+    waiting_since: int = 0
+    """The step since which it has got no token: submitted, or preempted while it decoded."""
     token_ids: list[int] = field(default_factory=list)
+    request_id: str = field(init=False)
+    num_prompt: int = field(init=False)
+    max_len: int = field(init=False)
+    """Tokens, prompt included, with which it is complete."""
+    band: int = field(init=False)
+    """INTERACTIVE or BATCH; a batch sequence that waited long is promoted to INTERACTIVE."""
     num_scheduled: int = 0
+    """While it prefills: tokens whose keys and values are in pages or on their way."""
     num_pending: int = 0
-    on_device: bool = False
+    """While it waits: 1 if it was preempted before its newest token could be read."""
     slot: int = NO_SLOT
-    num_pages: int = 0
     num_published: int = 0
     """Pages, from the first, that the prefix cache knows."""
-    num_cached: int | None = None
+    was_admitted: bool = False
+    """It has or had a slot."""
+    num_cached: int = 0
     """Prompt tokens that were found in the cache when it was first admitted."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = self.token_ids or list(self.request.token_ids)
+        self.request_id = self.request.request_id
+        self.num_prompt = len(self.request.token_ids)
+        self.max_len = self.num_prompt + self.max_tokens
+        self.band = BATCH if self.request.priority is Priority.BATCH else INTERACTIVE
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.request.token_ids)
+    def is_promoted(self) -> bool:
+        return self.band == INTERACTIVE and self.request.priority is Priority.BATCH
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids) + self.num_pending
 
-    @property
-    def num_to_compute(self) -> int:
-        return self.num_tokens - self.num_scheduled
+def rank(sequence: Sequence) -> tuple[int, int]:
+    """The lowest is served first, the highest preempted first: interactive before batch, then first come first served.
 
-    @property
-    def is_exhausted(self) -> bool:
-        """All answer tokens are sampled or being sampled: nothing more to schedule."""
-        return self.num_tokens - self.num_prompt >= self.max_tokens
-
-    @property
-    def wants_decode(self) -> bool:
-        return self.on_device and not self.is_exhausted
-
-    @property
-    def wants_prefill(self) -> bool:
-        return not self.on_device and not self.is_exhausted
-
-    def reset(self) -> None:
-        """Forget what lies in pages: after preemption everything is computed again."""
-        self.num_scheduled = 0
-        self.on_device = False
-        self.slot = NO_SLOT
-        self.num_pages = self.num_published = 0
+    Fairness among tenants would stand between the two. Ranks are unique, and change by promotion only.
+    """
+    return sequence.band, sequence.arrival

@@ -10,6 +10,9 @@ from collections import deque
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from serving.engine.plan import StepPlan
+from serving.request import Load
+
 NUM_STEPS = 256
 MAX_FILES = 8
 PREFIX = "steps-"
@@ -40,6 +43,23 @@ class StepRecord:
     """Seconds of the engine's thread, without waiting; None: the step did not end."""
     device_wait_s: float | None = None
     """Seconds that this call waited for the tokens of the step before."""
+
+    @classmethod
+    def of(cls, plan: StepPlan, shape: str, number: int, load: Load) -> "StepRecord":
+        """A committed plan that is about to be dispatched."""
+        return cls(
+            number=number,
+            at_unix_s=time.time(),
+            shape=shape,
+            num_decode=len(plan.decode),
+            num_prefill=len(plan.prefill),
+            prefill_tokens=sum(chunk.length for chunk in plan.prefill),
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            free_pages=load.free_pages,
+            admitted=tuple(admission.sequence.request_id for admission in plan.admit),
+            preempted=tuple(sequence.request_id for sequence in plan.preempt),
+        )
 
 
 class StepRing:

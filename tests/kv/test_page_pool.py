@@ -68,7 +68,7 @@ def test_a_page_table_row_lists_its_pages_in_order_then_the_null_page(history):
         table.append(slot, pages)
         expected[slot] += pages
     for slot, pages in expected.items():
-        assert table.pages(slot) == pages and table.num_pages(slot) == len(pages)
+        assert table.pages(slot) == pages and table.num_pages_B[slot] == len(pages)
         assert table.page_indices_BJ[slot].tolist() == pages + [NULL_PAGE] * (6 - len(pages))
     assert sorted(table.held_pages()) == sorted(page for pages in expected.values() for page in pages)
 

@@ -9,15 +9,16 @@ from serving.engine.api import EngineRequest
 from serving.engine.batch import NOTHING, BatchLayout, SlotSettings, StepShape, build_batch, choose_shape, step_shapes
 from serving.engine.plan import Chunk, StepPlan
 from serving.engine.sequence import Sequence
+from serving.engine.slots import SlotTable
 from serving.errors import EngineFailed
 from serving.request import SamplingParams
 
 TILE = 4
 
 
-def sequence(slot, tokens, **sampling):
+def sequence(tokens, **sampling):
     request = EngineRequest("x", tuple(tokens), SamplingParams(**sampling))
-    return Sequence(request, max_tokens=9, seed=-1, keys=PageKeys(4), slot=slot)
+    return Sequence(request, max_tokens=9, seed=-1, keys=PageKeys(4))
 
 
 @pytest.mark.parametrize(("slots", "tiles"), [(1, 1), (4, 2), (64, 8), (100, 5)])
@@ -30,28 +31,30 @@ def test_every_plan_has_a_shape_and_the_set_is_small(slots, tiles):
 
 
 def test_a_plan_gets_the_smallest_shape_that_holds_it():
-    plan = StepPlan(prefill=(Chunk(sequence(0, range(20)), 0, 9),))
+    plan = StepPlan(prefill=(Chunk(sequence(range(20)), 0, 9),))
     assert choose_shape(plan, step_shapes(64, 8), TILE) == StepShape(tiles=4, rows=8)
-    decode = StepPlan(decode=tuple(sequence(i, [1]) for i in range(5)))
+    decode = StepPlan(decode=np.arange(5))
     assert choose_shape(decode, step_shapes(64, 8), TILE) == StepShape(tiles=0, rows=8)
 
 
 def test_a_missing_shape_is_an_error():
-    plan = StepPlan(decode=tuple(sequence(i, [1]) for i in range(5)))
+    plan = StepPlan(decode=np.arange(5))
     with pytest.raises(EngineFailed, match="no compiled step shape holds 5 rows"):
         choose_shape(plan, step_shapes(4, 1), TILE)
 
 
 def test_the_packed_vector_holds_the_plan():
-    table, settings = PageTable(4, 3), SlotSettings(4)
-    decode = sequence(2, [5, 6, 7], temperature=0.0, top_p=0.5, frequency_penalty=0.75, logprobs=0)
-    chunk = sequence(0, range(10, 20), temperature=0.25, top_k=3)
-    table.append(2, [8])
-    table.append(0, [4, 5, 6])
-    for s in (decode, chunk):
+    table, slots, settings = PageTable(4, 3), SlotTable(4), SlotSettings(4)
+    chunk = sequence(range(10, 20), temperature=0.25, top_k=3)
+    other = sequence([1])
+    decode = sequence([5, 6, 7], temperature=0.0, top_p=0.5, frequency_penalty=0.75, logprobs=0)
+    for s in (chunk, other, decode):
+        slots.enter(s)
         settings.set(s.slot, s)
+    table.append(0, [4, 5, 6])
+    table.append(2, [8])
     layout = BatchLayout(StepShape(tiles=2, rows=4), pages_per_slot=3, tile_tokens=TILE)
-    packed = build_batch(StepPlan(decode=(decode,), prefill=(Chunk(chunk, 4, 6),)), layout, table, settings)
+    packed = build_batch(StepPlan(decode=np.array([2]), prefill=(Chunk(chunk, 4, 6),)), layout, table, slots, settings)
 
     fields, pages, tile_rows, tokens, positions = layout.split(packed)
     slot, position, sample_at, sample_position, temperature, top_k, top_p, _, seed_high, seed_low, *rest = fields

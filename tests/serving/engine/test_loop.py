@@ -104,7 +104,7 @@ def test_a_failing_step_fails_its_requests_once_and_the_engine_takes_no_more(sta
     loop.submit(request("a", [1, 2, 3], LONG))
     listener.wait(lambda: listener.tokens.get("a"))
 
-    def broken():
+    def broken(now):
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(engine, "step", broken)

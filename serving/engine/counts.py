@@ -1,0 +1,45 @@
+"""EngineCounts: what one engine has counted since it started. Written by its thread; read as `StepStats`."""
+
+from dataclasses import dataclass
+
+from serving.engine.api import StepStats
+from serving.engine.plan import StepPlan
+from serving.engine.sequence import Sequence
+from serving.engine.step_clock import StepClock
+
+
+@dataclass(slots=True)
+class EngineCounts:
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefill_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+
+    def count_plan(self, plan: StepPlan) -> None:
+        """A plan that is being dispatched."""
+        self.num_steps += 1
+        for chunk in plan.prefill:
+            self.prefill_tokens += chunk.length
+            if chunk.is_last and len(chunk.sequence.token_ids) == chunk.sequence.num_prompt:  # not preempted before
+                self.prompt_tokens += chunk.sequence.num_prompt
+
+    def count_lookup(self, sequence: Sequence, num_cached: int) -> None:
+        """A prompt that was looked up in the prefix cache."""
+        self.prefix_cache_queries += sequence.num_prompt
+        self.prefix_cache_hits += num_cached
+
+    def stats(self, clock: StepClock) -> StepStats:
+        return StepStats(
+            num_steps=self.num_steps,
+            num_preemptions=self.num_preemptions,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            prefill_tokens=self.prefill_tokens,
+            prefix_cache_queries=self.prefix_cache_queries,
+            prefix_cache_hits=self.prefix_cache_hits,
+            step_host_s=clock.host_s,
+            step_device_wait_s=clock.device_wait_s,
+        )

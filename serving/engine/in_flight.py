@@ -1,0 +1,85 @@
+"""InFlight: a dispatched step whose tokens have not been read, and what is to be done when they are."""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.engine.api import TokenLogprobs
+from serving.engine.logprobs import RowLogprobs
+from serving.engine.plan import StepPlan
+from serving.engine.sequence import Sequence
+from serving.engine.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InFlight:
+    tokens_R: jax.Array
+    """int32, on its way to the host."""
+    row_r: NDArray[np.intp]
+    """Rows whose token belongs to somebody: decodes, then last chunks."""
+    sequences: tuple[Sequence, ...]
+    """Whose token it is; some may have ended or been preempted meanwhile."""
+    slot_r: NDArray[np.intp]
+    """Their slots when the step was dispatched."""
+    owner_r: NDArray[np.int64]
+    """`SlotTable.owner_B` then."""
+    completes_r: NDArray[np.bool_]
+    """Whether the token is the last one that the sequence may have."""
+    logprobs_r: NDArray[np.bool_]
+    """Whether the token's log-probability is wanted."""
+    filled: tuple[tuple[Sequence, int], ...]
+    """Sequences with a page that this step fills, and how many of their tokens are in pages then."""
+    logprobs: RowLogprobs | None
+    """None when nobody asked: then they stay on the device."""
+
+    @classmethod
+    def of(
+        cls, plan: StepPlan, slots: SlotTable, page_size: int, tokens_R: jax.Array, logprobs: RowLogprobs
+    ) -> "InFlight":
+        """Before the plan's tokens are counted in `slots`."""
+        num_decode = len(plan.decode)
+        last = [row for row, chunk in enumerate(plan.prefill) if chunk.is_last]
+        row_r, slot_r = np.arange(num_decode), plan.decode
+        if last:
+            row_r = np.concatenate([row_r, np.asarray(last) + num_decode])
+            slot_r = np.concatenate([slot_r, [plan.prefill[row].sequence.slot for row in last]])
+        return cls(
+            tokens_R,
+            row_r,
+            tuple(slots.at(slot_r)),
+            slot_r,
+            slots.owner_B[slot_r],
+            slots.num_tokens_B[slot_r] + 1 == slots.max_len_B[slot_r],
+            slots.logprobs_B[slot_r],
+            _filled(plan, slots, page_size),
+            logprobs.start_copy() if slots.logprobs_B[slot_r].any() else None,
+        )
+
+    def is_odd(self, tokens_r: NDArray[np.int32], slots: SlotTable) -> list[bool]:
+        """For each of `sequences`, whether more may be due than to append its token: it ends, has left its slot, or
+        asked for more."""
+        odd_r = (
+            self.completes_r
+            | self.logprobs_r
+            | (slots.owner_B[self.slot_r] != self.owner_r)
+            | slots.many_stops_B[self.slot_r]
+        )
+        odd_r |= (slots.stop_BK[self.slot_r] == tokens_r[:, None]).any(axis=1)
+        return odd_r.tolist()
+
+    def read_logprobs(self) -> dict[str, tuple[TokenLogprobs, ...]]:
+        """By request id, one entry for each that asked."""
+        if self.logprobs is None:
+            return {}
+        rows = dict(zip(self.row_r.tolist(), self.sequences, strict=True))
+        entries = self.logprobs.read({row: s.request.sampling.logprobs for row, s in rows.items()})
+        return {rows[row].request_id: entry for row, entry in entries.items()}
+
+
+def _filled(plan: StepPlan, slots: SlotTable, page_size: int) -> tuple[tuple[Sequence, int], ...]:
+    """A decode row writes its newest token, so that all of its tokens are in pages."""
+    full = plan.decode[slots.num_tokens_B[plan.decode] % page_size == 0]
+    decoded = zip(slots.at(full), slots.num_tokens_B[full].tolist(), strict=True)
+    return (*decoded, *((chunk.sequence, chunk.start + chunk.length) for chunk in plan.prefill))

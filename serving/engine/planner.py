@@ -1,0 +1,65 @@
+"""plan_step: decides what the next step does. Pure: it reads slots, queue and pages, changes nothing, has no clock.
+
+Order of service: decode rows first (everyone who is streaming goes on), then prefill chunks of running sequences and
+admissions, interactive before batch, first come first served in each band.
+
+The batch band always ends. A batch sequence that has got no token for `patience` steps is promoted: from then on it is
+an interactive one that came long ago, and keeps its place until it ends. At most `max_promoted` are, the floor of the
+band. So a batch request waits a bounded number of steps: its patience, the promoted before it, and the interactive
+requests that came before it; those that come later cannot hold it up.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence as Items
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.engine.admission import AdmissionDraft
+from serving.engine.growth import plan_growth
+from serving.engine.plan import Limits, PageReader, StepPlan
+from serving.engine.sequence import BATCH, INTERACTIVE, Sequence
+from serving.engine.slots import SlotTable
+
+
+def plan_step(
+    waiting: Items[Sequence], slots: SlotTable, pages: PageReader, limits: Limits, step: int = 0, num_promoted: int = 0
+) -> StepPlan:
+    """`waiting` is in the order of rank; `step` counts plans; `num_promoted` sequences are promoted and have not ended.
+
+    Pages promised never exceed the free ones plus those that the preempted surely give back.
+    """
+    growth = plan_growth(slots, pages, limits)
+    prefilling = slots.prefilling()
+    if not (waiting or prefilling):  # the steady state: everyone decodes
+        return StepPlan(preempt=growth.preempt, grow=growth.grow, decode=growth.decode)
+    gone = set(map(id, growth.preempt))
+    running = [sequence for sequence in prefilling if id(sequence) not in gone]
+    draft = AdmissionDraft(slots, pages, limits, growth)
+    draft.go_on(s for s in running if s.band == INTERACTIVE)
+    # Whoever was just preempted for pages would be the first to be admitted again.
+    may_enter = not growth.preempt and draft.enter(waiting, INTERACTIVE)
+    draft.go_on(s for s in running if s.band == BATCH)
+    if may_enter:
+        draft.enter(waiting, BATCH)
+    return StepPlan(
+        promote=_choose_promoted(waiting, running, limits.patience, step) if num_promoted < limits.max_promoted else (),
+        preempt=(*growth.preempt, *draft.preempt.values()),
+        admit=tuple(draft.admit),
+        grow=_without(growth.grow, draft.preempt),
+        decode=_without(growth.decode, draft.preempt),
+        prefill=tuple(draft.prefill),
+    )
+
+
+def _choose_promoted(
+    waiting: Items[Sequence], prefilling: list[Sequence], patience: int, step: int
+) -> tuple[Sequence, ...]:
+    """The batch sequence of the best rank among those that get no token, if it has waited long enough."""
+    first = bisect_left(waiting, BATCH, key=lambda sequence: sequence.band)
+    candidates = [*(s for s in prefilling if s.band == BATCH), *waiting[first : first + 1]]
+    return tuple(s for s in candidates if step - s.waiting_since >= patience)[:1]
+
+
+def _without(slots: NDArray[np.intp], gone: dict[int, Sequence]) -> NDArray[np.intp]:
+    return slots[~np.isin(slots, list(gone))] if gone else slots
