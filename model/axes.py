@@ -9,6 +9,7 @@ Letters, used as suffixes (`logits_BV`) throughout the project:
     S  sequences or query tiles of a step    N  query heads          J  pages per sequence
     Q  query tokens per tile                 K  key/value heads      G  tokens per page
     U  key tokens                            H  head dim             L  layers
+    R  rows of one step                      E  edits per slot       X  log-probabilities per row
 """
 
 LAYERS = "layers"
