@@ -74,7 +74,7 @@ class CountingPrograms:
         self.spec = StepSpec(CONFIG, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS)
         self.shapes = step_shapes(num_slots, max_tiles)
 
-    def run(self, shape, packed):
+    def run(self, shape, packed, masks=None):
         sample_position_R = self.spec.layout(shape).split(packed)[0][3]
         return np.array([counted(int(position)) for position in sample_position_R], np.int32), None
 
@@ -106,7 +106,10 @@ class WrittenPages:
         self.spec, self.shapes = programs.spec, programs.shapes
         return self
 
-    def run(self, shape, packed):
+    def new_masks(self, rows):
+        return self._programs.new_masks(rows)
+
+    def run(self, shape, packed, masks=None):
         fields, pages, tile_rows, _, positions = self.spec.layout(shape).split(packed)
         decoded = {int(pages[row, at // PAGE_SIZE]) for row, at in enumerate(fields[1]) if at >= 0}
         prefilled = {
@@ -116,7 +119,7 @@ class WrittenPages:
             if at >= 0
         }
         self._newest = frozenset(decoded | prefilled)
-        return self._programs.run(shape, packed)
+        return self._programs.run(shape, packed, masks)
 
 
 def request(name, token_ids, sampling=GREEDY, **changes):

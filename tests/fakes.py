@@ -7,6 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -31,8 +32,16 @@ class _Sequence:
     token_ids: list[int] = field(default_factory=list)
 
     def next_id(self) -> int:
+        if self.request.matcher is not None:
+            return self._next_of_grammar(self.request.matcher)
         prompt = self.request.token_ids
         return prompt[len(self.token_ids) % len(prompt)]
+
+    def _next_of_grammar(self, matcher) -> int:
+        mask = np.unpackbits(np.frombuffer(matcher.native.compute_bitmask(), np.uint8), bitorder="little")
+        lowest = int(np.flatnonzero(mask)[0])
+        assert matcher.accept(lowest)
+        return lowest
 
 
 def logprobs_of(sequence):
@@ -47,6 +56,8 @@ def logprobs_of(sequence):
 
 class FakeEngineLoop:
     """Repeats its prompt: token i of the answer is prompt[i % len(prompt)]. Implements EngineLoop.
+
+    An answer that follows a grammar is made of the lowest tokens that it allows.
 
     One token per step and request; END_ID ends an answer as a model's EOS would.
     """
@@ -169,17 +180,18 @@ class FakeEngineLoop:
 
     def _reason(self, sequence, token_id):
         sampling = sequence.request.sampling
-        if token_id in sampling.stop_token_ids or (token_id == END_ID and not sampling.ignore_eos):
+        stopped = sequence.request.matcher is not None and sequence.request.matcher.is_stopped
+        if stopped or token_id in sampling.stop_token_ids or (token_id == END_ID and not sampling.ignore_eos):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(sequence.token_ids) == sampling.max_tokens else None
 
 
-def byte_tokenizer_json() -> str:
-    """A byte-level tokenizer without merges: the token ids of a text are its UTF-8 bytes, and END_ID is special."""
+def byte_tokenizer_json(num_bytes=END_ID) -> str:
+    """Byte-level, without merges: the token ids of a text are its UTF-8 bytes, and the next id is special."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={letter: byte for byte, letter in letters.items()}, merges=[]))
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(num_bytes)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END_TEXT])

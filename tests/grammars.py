@@ -8,7 +8,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from serving.engine.grammar import ALL_TOKENS, GrammarCompiler, MaskWriter, num_words
+from serving.engine.grammar import GrammarCompiler, MaskWriter
+from serving.engine.masks import ALL_TOKENS, num_words
 from serving.request import Grammar, GrammarKind
 
 CORPUS = [json.dumps({"name": "value", "count": 12, "list": [1.5, True, None, {"a": "b"}]}, indent=i) for i in range(4)]

@@ -43,6 +43,7 @@ def rows(
         counted_R=full(p.has_penalties, bool),
         num_edits_R=full(num_edits, jnp.int32),
         logprobs_R=full(p.logprobs is not None, bool),
+        masked_R=full(False, bool),
     )
 
 

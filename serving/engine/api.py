@@ -3,10 +3,33 @@
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from serving.errors import ServiceError
 from serving.request import FinishReason, Load, Priority, SamplingParams
+
+
+class Matcher(Protocol):
+    """One answer's place in its grammar."""
+
+    @property
+    def native(self) -> Any:
+        """What `grammar.MaskWriter` understands."""
+        ...
+
+    @property
+    def is_stopped(self) -> bool:
+        """Nothing can follow: the answer is complete, or an error ended it."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why the answer cannot go on; empty while it can."""
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Whether the token was possible here; if not, nothing is from now on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +44,8 @@ class EngineRequest:
     priority: Priority = Priority.INTERACTIVE
     deadline: float | None = None
     """Monotonic seconds; a request that has not been admitted by then ends with DeadlineExceeded."""
+    matcher: Matcher | None = None
+    """For an answer that must follow a grammar; the engine's alone from now on."""
 
 
 @dataclass(frozen=True, slots=True)

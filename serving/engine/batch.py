@@ -19,7 +19,7 @@ from serving.errors import EngineFailed
 
 ROW_FIELDS = ("slot", "position", "sample_at", "sample_position",
               "temperature", "top_k", "top_p", "min_p", "seed_high", "seed_low",
-          "repetition", "presence", "frequency", "counted", "num_edits", "logprobs")  # fmt: skip
+          "repetition", "presence", "frequency", "counted", "num_edits", "logprobs", "masked")  # fmt: skip
 _SAMPLING = 4  # the fields from here on are copied from the slot's settings
 NOTHING = -1
 
@@ -93,7 +93,7 @@ class SlotSettings:
             p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty
         )
         seeds = np.asarray([seed >> 32, seed % 2**32], np.uint32).view(np.int32)
-        asks = p.has_penalties, sequence.edits_3E.shape[1], p.logprobs is not None
+        asks = p.has_penalties, sequence.edits_3E.shape[1], p.logprobs is not None, sequence.request.matcher is not None
         self.values_FB[:, slot] = (temperature, min(p.top_k, 2**31 - 1), top_p, min_p, *seeds, *penalties, *asks)
 
 

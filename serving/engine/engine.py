@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kv.page_pool import PagePool
 from kv.page_table import PageTable
 from kv.prefix_cache import PrefixCache
-from serving.engine.api import EngineRequest, SequenceOutput, StepStats, TokenLogprobs
-from serving.engine.batch import SlotSettings, build_batch, choose_shape
+from serving.engine.api import EngineRequest, Matcher, SequenceOutput, StepStats, TokenLogprobs
+from serving.engine.batch import SlotSettings, StepShape, build_batch, choose_shape
 from serving.engine.counts import EngineCounts
+from serving.engine.grammar import MaskWriter
 from serving.engine.in_flight import InFlight
 from serving.engine.intake import Intake
 from serving.engine.pages import SlotPages
@@ -28,7 +30,7 @@ from serving.engine.step import Programs
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import StepRecord, StepRing
 from serving.engine.waiting import WaitingQueue
-from serving.errors import DeadlineExceeded, Overloaded, ServiceError
+from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServiceError
 from serving.request import FinishReason, Load
 
 # SequenceOutput from a tuple of its fields. Half of a step's host time went into its constructor.
@@ -69,6 +71,7 @@ class Engine:
         self._by_id: dict[str, Sequence] = {}
         self._in_flight: InFlight | None = None
         self._clock = StepClock()
+        self._mask_writer = MaskWriter()
         self.ring = StepRing()
         self._counts = EngineCounts()
         self._num_plans = self._num_promoted = 0
@@ -190,15 +193,29 @@ class Engine:
         shape = choose_shape(plan, self._programs.shapes, self._limits.tile_tokens)
         self.ring.add(StepRecord.of(plan, str(shape), self._counts.num_steps, self.load))
         packed = build_batch(plan, self._programs.spec.layout(shape), self._table, self._slots, self._settings)
-        step = InFlight.of(plan, self._slots, self._limits.page_size, *self._programs.run(shape, packed))
+        results = self._programs.run(shape, packed, self._write_masks(plan, shape))
+        step = InFlight.of(plan, self._slots, self._limits.page_size, *results)
         self._counts.count_plan(plan)
         self._slots.num_tokens_B[plan.decode] += 1
+        self._slots.unread_B[step.slot_r] = self._slots.grammar_B[step.slot_r]
         for chunk in plan.prefill:
             chunk.sequence.num_scheduled += chunk.length
             if chunk.is_last:
                 self._slots.num_tokens_B[chunk.sequence.slot] += 1
                 self._slots.decodes_B[chunk.sequence.slot] = True
         return step
+
+    def _write_masks(self, plan: StepPlan, shape: StepShape) -> NDArray[np.int32] | None:
+        """What grammars allow in a step's rows, found while the device works on the step before; None without any."""
+        if not self._slots.grammar_B.any():  # the usual case
+            return None
+        rows = [*self._slots.at(plan.decode), *(chunk.sequence if chunk.is_last else None for chunk in plan.prefill)]
+        matchers = [(s.request.matcher, row) for row, s in enumerate(rows) if s and s.request.matcher]
+        if not matchers:
+            return None
+        masks_RW = self._programs.new_masks(shape.rows)
+        self._mask_writer.write(matchers, masks_RW)
+        return masks_RW
 
     def _commit_tokens(self, step: InFlight) -> list[SequenceOutput]:
         """Here is the one loop of Python over all sequences of a step."""
@@ -220,11 +237,21 @@ class Engine:
     def _commit_odd(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> SequenceOutput:
         sequence.token_ids.append(token)
         sequence.num_pending = 0  # read now, if it was preempted
-        if token in sequence.stop_ids:
+        matcher = sequence.request.matcher
+        if matcher is not None and not self._follow(sequence, matcher, token):
+            error = InvalidRequest(f"the answer cannot go on as its grammar wants: {matcher.error}.")
+            return self._finish(sequence, FinishReason.ERROR, error=error)
+        if token in sequence.stop_ids or (matcher is not None and matcher.is_stopped):
             return self._finish(sequence, FinishReason.STOP, (token,), logprobs=logprobs)
         if len(sequence.token_ids) == sequence.max_len:
             return self._finish(sequence, FinishReason.LENGTH, (token,), logprobs=logprobs)
         return SequenceOutput(sequence.request_id, (token,), cached_tokens=sequence.num_cached, logprobs=logprobs)
+
+    def _follow(self, sequence: Sequence, matcher: Matcher, token: int) -> bool:
+        """Whether the grammar goes on with this token; then the row can be dispatched again."""
+        if sequence.slot != NO_SLOT:
+            self._slots.unread_B[sequence.slot] = False
+        return matcher.accept(token)
 
     def _finish_late(self, sequence: Sequence, now: float) -> SequenceOutput:
         late_s = now - (sequence.request.deadline or now)

@@ -15,14 +15,14 @@ import orjson
 from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
+from serving.engine import api
 from serving.engine.json_schema import check_schema
 from serving.errors import InvalidRequest
 from serving.request import GRAMMAR_PARAMS, Grammar, GrammarKind
 
 WHITESPACE = r"[ \n\r\t]{1,16}"  # a model that is stuck in blanks would otherwise never leave them
 ANY_OBJECT = '{"type": "object"}'
-ALL_TOKENS = -1
-"""A word of 32 tokens that are all allowed."""
+MAX_REASON = 160  # characters of a line: it may repeat what was sent
 
 
 def _limits() -> llguidance.LLParserLimits:
@@ -38,29 +38,21 @@ def _limits() -> llguidance.LLParserLimits:
     )
 
 
-def num_words(vocab_size: int) -> int:
-    """int32 words of a mask with one bit per token, lowest bit first."""
-    return -(-vocab_size // 32)
-
-
 class Matcher:
-    """One answer's place in its grammar. Implements `serving.engine.api.Matcher`."""
+    """Implements `serving.engine.api.Matcher`."""
 
     def __init__(self, native: llguidance.LLMatcher) -> None:
         self.native = native
 
     @property
     def is_stopped(self) -> bool:
-        """Nothing can follow: the answer is complete, or an error ended it."""
         return self.native.is_stopped()
 
     @property
     def error(self) -> str:
-        """Why the answer cannot go on; empty while it can."""
         return self.native.get_error().splitlines()[0] if self.native.is_error() else ""
 
     def accept(self, token_id: int) -> bool:
-        """Whether the token was possible here; if not, nothing is from now on."""
         return self.native.consume_token(token_id)
 
 
@@ -70,7 +62,7 @@ class MaskWriter:
     def __init__(self, num_threads: int | None = None) -> None:
         self._executor = llguidance.LLExecutor(num_threads)
 
-    def write(self, matchers: Iterable[tuple[Matcher, int]], masks_RW: NDArray[np.int32]) -> None:
+    def write(self, matchers: Iterable[tuple[api.Matcher, int]], masks_RW: NDArray[np.int32]) -> None:
         """Overwrite the rows that have a matcher; `masks_RW` is contiguous, W = `num_words`."""
         rows, words = masks_RW.shape
         pairs = [(matcher.native, row) for matcher, row in matchers]
@@ -152,6 +144,8 @@ def _choice(texts: Any) -> str:
 
 
 def _refuse(grammar: Grammar, reason: str) -> InvalidRequest:
-    """The first line of a reason says it; the rest points into generated text."""
-    first = (reason.strip() or "no reason given").splitlines()[0].rstrip(".")
-    return InvalidRequest(f"the answer's form cannot be enforced: {first}.", param=GRAMMAR_PARAMS[grammar.kind])
+    """The first line of a reason says it, or one that begins with `error:`; the rest points into generated text."""
+    lines = [line[:MAX_REASON] for line in reason.splitlines() if line.strip()] or ["no reason given"]
+    errors = [line.removeprefix("error: ") for line in lines[1:] if line.startswith("error: ")]
+    sentence = " ".join([lines[0], *errors]).rstrip(".")
+    return InvalidRequest(f"the answer's form cannot be enforced: {sentence}.", param=GRAMMAR_PARAMS[grammar.kind])

@@ -58,13 +58,14 @@ class InFlight:
         )
 
     def is_odd(self, tokens_r: NDArray[np.int32], slots: SlotTable) -> list[bool]:
-        """For each of `sequences`, whether more may be due than to append its token: it ends, has left its slot, or
-        asked for more."""
+        """For each of `sequences`, whether more may be due than to append its token: it ends, has left its slot,
+        follows a grammar, or asked for more."""
         odd_r = (
             self.completes_r
             | self.logprobs_r
             | (slots.owner_B[self.slot_r] != self.owner_r)
             | slots.many_stops_B[self.slot_r]
+            | slots.grammar_B[self.slot_r]
         )
         odd_r |= (slots.stop_BK[self.slot_r] == tokens_r[:, None]).any(axis=1)
         return odd_r.tolist()

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from serving.engine.edits import apply_edits
 from serving.engine.filters import LANES, blocks, lowest_kept
 from serving.engine.logprobs import RowLogprobs, no_logprobs, row_logprobs
+from serving.engine.masks import keep_allowed
 from serving.engine.noise import gumbel
 from serving.engine.penalties import penalise
 from serving.engine.slot_state import SlotState
@@ -49,11 +50,15 @@ class RowSampling:
     """int32: edits of the slot's table; what lies behind is a former owner's."""
     logprobs_R: jax.Array
     """bool: log-probabilities are wanted."""
+    masked_R: jax.Array
+    """bool: `masks_RW` says which tokens are possible."""
+    masks_RW: jax.Array | None = None
+    """int32, one bit per token; see `masks`. None: no row can be masked."""
 
     @property
     def changes_logits(self) -> jax.Array:
-        """bool scalar: whether any row has penalties or edits."""
-        return jnp.any(self.counted_R | (self.num_edits_R > 0))
+        """bool scalar: whether any row has penalties, edits or a mask."""
+        return jnp.any(self.counted_R | (self.num_edits_R > 0) | self.masked_R)
 
 
 def sample(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> tuple[jax.Array, RowLogprobs]:
@@ -81,7 +86,8 @@ def _greedy(logits_RV: jax.Array) -> jax.Array:
 def _edit(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> jax.Array:
     logits_RV = apply_edits(logits_RV, state.edits_B3E[rows.slot_R], rows.num_edits_R, rows.position_R)
     counts_RV = jnp.where(rows.counted_R[:, None], state.counts_BV[rows.slot_R], 0)
-    return penalise(logits_RV, counts_RV, rows.repetition_R, rows.presence_R, rows.frequency_R)
+    logits_RV = penalise(logits_RV, counts_RV, rows.repetition_R, rows.presence_R, rows.frequency_R)
+    return logits_RV if rows.masks_RW is None else keep_allowed(logits_RV, rows.masked_R, rows.masks_RW)
 
 
 def _choose(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:

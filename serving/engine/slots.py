@@ -35,6 +35,10 @@ class SlotTable:
         """Whether there are more of them than columns."""
         self.logprobs_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         """Whether log-probabilities of its tokens are wanted."""
+        self.grammar_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        """Whether it follows a grammar: what may come next depends on its newest token."""
+        self.unread_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        """Of those, whether that token is still on its way: the row skips a step, and the others do not wait for it."""
         self.owner_B: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         """Counts the sequences that left the slot: what a step in flight knows of the slot may be of a former owner."""
         self._free = list(range(num_slots - 1, -1, -1))
@@ -54,7 +58,7 @@ class SlotTable:
 
     def decoding(self) -> NDArray[np.intp]:
         """Slots that can decode a token."""
-        return np.flatnonzero(self.decodes_B & self.unfinished_B)
+        return np.flatnonzero(self.decodes_B & self.unfinished_B & ~self.unread_B)
 
     def prefilling(self) -> list[Sequence]:
         """Sequences with tokens to prefill, best rank first."""
@@ -78,6 +82,7 @@ class SlotTable:
         self.max_len_B[slot] = sequence.max_len
         self.batch_B[slot] = sequence.band == BATCH
         self.logprobs_B[slot] = sequence.request.sampling.logprobs is not None
+        self.grammar_B[slot] = sequence.request.matcher is not None
         self.many_stops_B[slot] = len(sequence.stop_ids) > STOPS
         self.stop_BK[slot] = [*sequence.stop_ids, *[NO_TOKEN] * STOPS][:STOPS]
 
@@ -87,6 +92,7 @@ class SlotTable:
         self.sequences[slot] = None
         self.num_tokens_B[slot] = self.max_len_B[slot] = 0
         self.decodes_B[slot] = self.batch_B[slot] = self.logprobs_B[slot] = False
+        self.grammar_B[slot] = self.unread_B[slot] = False
         self.owner_B[slot] += 1
         sequence.slot = NO_SLOT
 
@@ -94,6 +100,7 @@ class SlotTable:
         """Assert that slots and sequences name each other and that the columns agree with what the host has read."""
         occupied = [slot for slot, sequence in enumerate(self.sequences) if sequence is not None]
         assert sorted([*occupied, *self._free]) == list(range(len(self.sequences))), "slots do not add up"
+        assert not (self.unread_B & ~(self.grammar_B & self.decodes_B)).any(), "a row waits for no token"
         assert not (self.max_len_B[self._free].any() or self.decodes_B[self._free].any()), "a free slot has work"
         for slot, sequence in enumerate(self.sequences):
             if sequence is not None:

@@ -20,6 +20,7 @@ from kv.paged_attention import DecodeKernel, PagedView, TileGroup, paged_attenti
 from model.config import ModelConfig
 from serving.engine.batch import ROW_FIELDS, BatchLayout, StepShape
 from serving.engine.logprobs import RowLogprobs
+from serving.engine.masks import ALL_TOKENS, num_words
 from serving.engine.penalties import count_chosen
 from serving.engine.sampling import RowSampling, sample
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
@@ -44,7 +45,8 @@ class StepSpec:
 
 
 def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
-    """The step of one shape, as a pure function of arrays: `serving_step(weights, cache, last_token_B, slots, packed)`.
+    """The step of one shape, as a pure function of arrays: `serving_step(weights, cache, last_token_B, slots, packed,
+    masks_RW)`.
 
     `weights` is a flat tuple of leaves: flattening a Flax state in every call would cost milliseconds of host time.
     Returns the sampled tokens int32[rows], their log-probabilities, the cache, `last_token_B`, whose last entry is a
@@ -53,7 +55,12 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
     layout = spec.layout(shape)
 
     def serving_step(
-        weights: tuple[jax.Array, ...], cache: KVCache, last_token_B: jax.Array, slots: SlotState, packed: jax.Array
+        weights: tuple[jax.Array, ...],
+        cache: KVCache,
+        last_token_B: jax.Array,
+        slots: SlotState,
+        packed: jax.Array,
+        masks_RW: jax.Array,
     ) -> tuple[jax.Array, RowLogprobs, KVCache, jax.Array, SlotState]:
         decoder = bind(spec.config, jax.tree.unflatten(treedef, weights))
         fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ = layout.split(packed)
@@ -67,7 +74,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
         attend = paged_attention(PagedView(tuple(groups)), spec.decode_kernel)
         rows_R = jnp.maximum(sample_at_R, 0)
         logits_RV, cache = decoder(tokens_T, jnp.maximum(positions_T, 0), attend, cache, rows_R)
-        rows = row_sampling(fields_FR)
+        rows = row_sampling(fields_FR, masks_RW)
         chosen_R, logprobs = sample(logits_RV, rows, slots)
         is_sampled_R = sample_at_R >= 0
         newest_R = jnp.where(is_sampled_R, chosen_R, last_token_B[slot_R])
@@ -78,7 +85,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
     return serving_step
 
 
-def row_sampling(fields_FR: jax.Array) -> RowSampling:
+def row_sampling(fields_FR: jax.Array, masks_RW: jax.Array | None = None) -> RowSampling:
     """The sampler's view of a batch's row fields."""
     field = dict(zip(ROW_FIELDS, fields_FR, strict=True))
 
@@ -100,6 +107,8 @@ def row_sampling(fields_FR: jax.Array) -> RowSampling:
         counted_R=field["counted"] > 0,
         num_edits_R=field["num_edits"],
         logprobs_R=field["logprobs"] > 0,
+        masked_R=field["masked"] > 0,
+        masks_RW=masks_RW,
     )
 
 
@@ -115,6 +124,7 @@ class Programs:
         self._last_token_B = jax.device_put(np.zeros(spec.num_slots + 1, np.int32), self._whole)
         self._slots = jax.device_put(empty_slots(spec.num_slots + 1, spec.config.vocab_size), self._whole)
         self._write_slot: jax.stages.Compiled | None = None
+        self._all_allowed: dict[int, jax.Array] = {}  # by number of rows
         self._compiled: dict[StepShape, jax.stages.Compiled] = {}
 
     @property
@@ -142,6 +152,8 @@ class Programs:
                 on_done(futures[future])
         self._write_slot = writing.result()
         self._compiled = {futures[f]: f.result() for f in futures}
+        for rows in {shape.rows for shape in shapes}:
+            self._all_allowed[rows] = jax.device_put(self.new_masks(rows), self._whole)
 
     def _compile_one(self, shape: StepShape) -> jax.stages.Compiled:
         step = make_step(self.spec, shape, self._treedef)
@@ -150,17 +162,25 @@ class Programs:
         whole = self._whole
         out_shardings = (whole, whole, cache_shardings, whole, whole)
         jitted = jax.jit(step, donate_argnums=(1, 2, 3), out_shardings=out_shardings)
-        return jitted.lower(self._weights, self._cache, self._last_token_B, self._slots, packed).compile()
+        masks = jax.ShapeDtypeStruct(self.new_masks(shape.rows).shape, jnp.int32, sharding=self._whole)
+        return jitted.lower(self._weights, self._cache, self._last_token_B, self._slots, packed, masks).compile()
 
     def _compile_write_slot(self) -> jax.stages.Compiled:
         packet = jax.ShapeDtypeStruct((PACKET,), jnp.int32, sharding=self._whole)
         jitted = jax.jit(write_slot, donate_argnums=0, out_shardings=self._whole)
         return jitted.lower(self._slots, packet).compile()
 
-    def run(self, shape: StepShape, packed: NDArray[np.int32]) -> tuple[jax.Array, RowLogprobs]:
+    def new_masks(self, rows: int) -> NDArray[np.int32]:
+        """int32[rows, words] that allow everything; see `masks`."""
+        return np.full((rows, num_words(self.spec.config.vocab_size)), ALL_TOKENS, np.int32)
+
+    def run(
+        self, shape: StepShape, packed: NDArray[np.int32], masks_RW: NDArray[np.int32] | None = None
+    ) -> tuple[jax.Array, RowLogprobs]:
         """Dispatch one step and return at once; the tokens, int32[rows], start their way to the host."""
+        masks = self._all_allowed[shape.rows] if masks_RW is None else masks_RW
         tokens_R, logprobs, self._cache, self._last_token_B, self._slots = self._compiled[shape](
-            self._weights, self._cache, self._last_token_B, self._slots, packed
+            self._weights, self._cache, self._last_token_B, self._slots, packed, masks
         )
         tokens_R.copy_to_host_async()
         return tokens_R, logprobs

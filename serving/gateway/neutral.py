@@ -32,7 +32,6 @@ COMMON: Neutral = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
-    "response_format": ({"type": "text"},),
     "structured_outputs": (),
 }
 CHAT: Neutral = {

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from serving.errors import InvalidRequest
 from serving.gateway import neutral
+from serving.gateway.answer_format import AnswerFormat
 from serving.gateway.logit_bias import read_logit_bias
 from serving.request import (
     MAX_LOGPROBS,
@@ -94,7 +95,7 @@ class Message(_Body):
         return {"role": role, "content": self.content} | ({"name": self.name} if self.name else {})
 
 
-class _Generate(_Body):
+class _Generate(AnswerFormat, _Body):
     """What both endpoints share."""
 
     model: str
@@ -136,7 +137,7 @@ class _Generate(_Body):
 
     def _request(self, request_id: str, prompt: Prompt, max_tokens: int | None) -> Request:
         unset = frozenset(name for name in MODEL_DEFAULTED if getattr(self, name) is None)
-        return Request(request_id, self.model, prompt, self._sampling(unset, max_tokens), unset)
+        return Request(request_id, self.model, prompt, self._sampling(unset, max_tokens), unset, self.grammar())
 
     def _sampling(self, unset: frozenset[str], max_tokens: int | None) -> SamplingParams:
         chosen = {name: getattr(self, name) for name in MODEL_DEFAULTED - unset}

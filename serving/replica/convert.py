@@ -15,6 +15,8 @@ from serving.request import (
     MODEL_DEFAULTED,
     ChatPrompt,
     FinishReason,
+    Grammar,
+    GrammarKind,
     Load,
     Prompt,
     Request,
@@ -33,6 +35,8 @@ def submit_to_pb(handle: int, request: Request) -> pb.Submit:
         sampling=_sampling_to_pb(request.sampling, request.unset),
     )
     _prompt_to_pb(request.prompt, submit)
+    if request.grammar is not None:
+        submit.grammar.CopyFrom(pb.Grammar(kind=request.grammar.kind.value, source=request.grammar.source))
     return submit
 
 
@@ -44,6 +48,7 @@ def request_from_pb(submit: pb.Submit) -> Request:
         prompt=_prompt_from_pb(submit),
         sampling=_sampling_from_pb(submit.sampling),
         unset=frozenset(name for name in MODEL_DEFAULTED if not submit.sampling.HasField(name)),
+        grammar=_grammar_from_pb(submit.grammar) if submit.HasField("grammar") else None,
     )
 
 
@@ -130,6 +135,14 @@ def _messages_from_json(text: str) -> tuple[dict[str, Any], ...]:
         return tuple(orjson.loads(text))
     except (orjson.JSONDecodeError, TypeError) as error:
         raise InvalidRequest(f"the messages are not a JSON list: {error}.", param="messages") from error
+
+
+def _grammar_from_pb(grammar: pb.Grammar) -> Grammar:
+    try:
+        kind = GrammarKind(grammar.kind)
+    except ValueError as error:
+        raise InvalidRequest(f"{grammar.kind!r} is no kind of grammar; one of {', '.join(GrammarKind)} is.") from error
+    return Grammar(kind, grammar.source)
 
 
 def _sampling_to_pb(sampling: SamplingParams, unset: frozenset[str]) -> pb.Sampling:

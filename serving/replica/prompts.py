@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.card import GenerationDefaults
+from serving.engine.api import Matcher
+from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import Tokenizer
 from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from serving.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
@@ -17,14 +19,16 @@ class ReadPrompt:
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReader:
-    """Pure and slow (tokenizing): called in a thread, never on the event loop."""
+    """Pure and slow (tokenizing, compiling grammars): called in a thread, never on the event loop."""
 
     model: str
     tokenizer: Tokenizer
+    grammars: GrammarCompiler
     defaults: GenerationDefaults
     max_seq_len: int
     vocab_size: int
@@ -36,7 +40,9 @@ class PromptReader:
         token_ids = self._token_ids(request.prompt)
         self._check_prompt(token_ids, "messages" if isinstance(request.prompt, ChatPrompt) else "prompt")
         self._check_steering(request.sampling)
-        return ReadPrompt(token_ids, self._sampling(request, len(token_ids)))
+        sampling = self._sampling(request, len(token_ids))
+        matcher = None if request.grammar is None else self.grammars.compile(request.grammar)
+        return ReadPrompt(token_ids, sampling, matcher)
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         match prompt:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from model.card import ModelCard
 from serving.config import EngineConfig
 from serving.engine.api import EngineLoop
+from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import StopStrings, Tokenizer
 from serving.replica.answer import Answer
 from serving.replica.prompts import PromptReader, ReadPrompt
@@ -25,9 +26,12 @@ class ServedModel:
     def build(cls, config: EngineConfig, engine: EngineLoop, card: ModelCard) -> "ServedModel":
         """Slow: the tokenizer is built here."""
         name = config.name or card.name
-        reader = PromptReader(name, Tokenizer(card.text), card.generation, engine.max_seq_len, engine.vocab_size)
-        capacity = config.num_slots + config.max_waiting
-        return cls(name, engine, reader, frozenset(card.generation.eos_token_ids), capacity)
+        eos_ids = frozenset(card.generation.eos_token_ids)
+        grammars = GrammarCompiler(card.text.tokenizer_json, engine.vocab_size, eos_ids)
+        reader = PromptReader(
+            name, Tokenizer(card.text), grammars, card.generation, engine.max_seq_len, engine.vocab_size
+        )
+        return cls(name, engine, reader, eos_ids, capacity=config.num_slots + config.max_waiting)
 
     def new_answer(self, prompt: ReadPrompt) -> Answer:
         return Answer(

@@ -24,7 +24,7 @@ class NullPrograms:
         self.shapes = step_shapes(num_slots, MAX_TILES)
         self._tokens_R = np.ones(num_slots, np.int32)
 
-    def run(self, shape: object, packed: object) -> tuple[np.ndarray, None]:
+    def run(self, shape: object, packed: object, masks: object = None) -> tuple[np.ndarray, None]:
         return self._tokens_R, None
 
 

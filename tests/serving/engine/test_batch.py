@@ -66,10 +66,15 @@ def test_the_packed_vector_holds_the_plan():
     assert temperature.view(np.float32).tolist()[:2] == [0.0, 0.25] and top_k.tolist()[:2] == [0, 3]
     assert top_p.view(np.float32).tolist()[:2] == [0.5, 1.0]
     assert (seed_high[0], seed_low[0]) == (-1, -1)
-    repetition, presence, frequency, counted, num_edits, logprobs = rest
+    repetition, presence, frequency, counted, num_edits, logprobs, masked = rest
     penalties = [x.view(np.float32).tolist()[:2] for x in (repetition, presence, frequency)]
     assert penalties == [[1.0, 1.0], [0.0, 0.0], [0.75, 0.0]]
-    assert [x.tolist() for x in (counted, num_edits, logprobs)] == [[1, 0, 0, 0], [0] * 4, [1, 0, 0, 0]]
+    assert [x.tolist() for x in (counted, num_edits, logprobs, masked)] == [
+        [1, 0, 0, 0],
+        [0] * 4,
+        [1, 0, 0, 0],
+        [0] * 4,
+    ]
     assert pages.tolist() == [[8, 0, 0], [4, 5, 6], [0, 0, 0], [0, 0, 0]]
     assert tile_rows.ravel().tolist() == [1, 1]
     assert tokens.tolist() == [[14, 15, 16, 17], [18, 19, 0, 0]]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engine.grammar import ALL_TOKENS, GrammarCompiler, MaskWriter, num_words
+from serving.engine.grammar import GrammarCompiler, MaskWriter
+from serving.engine.masks import ALL_TOKENS, num_words
 from serving.errors import InvalidRequest
 from serving.request import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from sharding.checkpoint import read_card

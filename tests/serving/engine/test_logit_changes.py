@@ -1,5 +1,6 @@
 """Penalties, biases, bans and min_tokens: exact against a loop in numpy, and drawn from the changed distribution."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ from hypothesis import strategies as st
 
 from serving.engine.edits import MAX_EDITS, build_edits
 from serving.engine.penalties import count_chosen
-from serving.engine.sampling import RowSampling
 from serving.engine.slot_state import COUNTS, empty_slots
 from serving.errors import InvalidRequest
 from serving.request import SamplingParams
@@ -115,7 +115,7 @@ def test_what_a_former_owner_left_does_not_count_for_a_row_that_asks_nothing():
     state, _ = written(FEATURES["all"], PROMPT, ANSWER, STOPS, slot=1, state=state)
     asking = rows(1, temperature=0.0, params=FEATURES["banned"], num_edits=num_edits, slot=0)
     plain = rows(1, temperature=0.0, slot=1)
-    both = RowSampling(**{k: jnp.concatenate([v, getattr(plain, k)]) for k, v in vars(asking).items()})
+    both = jax.tree.map(lambda *parts: jnp.concatenate(parts), asking, plain)
     tokens = draw(jnp.tile(LOGITS, (2, 1)), both, state)
     assert tokens.tolist() == [BY_LIKELIHOOD[3], BY_LIKELIHOOD[0]]
 

@@ -34,7 +34,6 @@ async def test_a_body_that_is_no_json_object(http, body):
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "tool_calls", "not supported yet"),
         ({"n": 2}, "n", "not supported yet"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
         ({"logprobs": True, "top_logprobs": 100_000}, "top_logprobs", "less than or equal to 20"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"logprobs": 2}, "logprobs", "boolean"),

@@ -10,7 +10,18 @@ from serving.replica import convert
 from serving.replica.events import Finished
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.status import ReplicaState, ReplicaStatus
-from serving.request import ChatPrompt, FinishReason, Load, Request, SamplingParams, TextPrompt, TokenPrompt, Usage
+from serving.request import (
+    ChatPrompt,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Load,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    Usage,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 FLOAT32 = st.floats(0.0, 1.0, width=32)
@@ -42,9 +53,12 @@ SAMPLINGS = st.builds(
 )
 
 
-@given(prompt=PROMPTS, sampling=SAMPLINGS)
-def test_a_request_comes_back(prompt, sampling):
-    request = Request("id", "model", prompt, sampling)
+GRAMMARS = st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), TEXT)
+
+
+@given(prompt=PROMPTS, sampling=SAMPLINGS, grammar=GRAMMARS)
+def test_a_request_comes_back(prompt, sampling, grammar):
+    request = Request("id", "model", prompt, sampling, grammar=grammar)
     packed = convert.submit_to_pb(7, request).SerializeToString()
     submit = pb.Submit.FromString(packed)
     assert submit.handle == 7
@@ -64,6 +78,11 @@ def test_unset_fields_stay_unset():
 def test_a_submit_without_a_prompt_is_refused():
     with pytest.raises(errors.InvalidRequest, match="no prompt"):
         convert.request_from_pb(pb.Submit(handle=1))
+
+
+def test_a_grammar_of_an_unknown_kind_is_refused():
+    with pytest.raises(errors.InvalidRequest, match="'ebnf' is no kind of grammar"):
+        convert.request_from_pb(pb.Submit(text="x", grammar=pb.Grammar(kind="ebnf")))
 
 
 def test_messages_that_are_no_list_are_refused():

@@ -1,16 +1,20 @@
+import dataclasses
+
 import pytest
 
+from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import Tokenizer
 from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from serving.replica.prompts import PromptReader
-from serving.request import ChatPrompt, Request, SamplingParams, TextPrompt, TokenPrompt
+from serving.request import ChatPrompt, Grammar, GrammarKind, Request, SamplingParams, TextPrompt, TokenPrompt
 from tests.fakes import FAKE_NAME, VOCAB_SIZE, fake_card
 
 
 @pytest.fixture(scope="module")
 def reader():
     card = fake_card(temperature=0.5)
-    return PromptReader(FAKE_NAME, Tokenizer(card.text), card.generation, max_seq_len=20, vocab_size=VOCAB_SIZE)
+    grammars = GrammarCompiler(card.text.tokenizer_json, VOCAB_SIZE, card.generation.eos_token_ids)
+    return PromptReader(FAKE_NAME, Tokenizer(card.text), grammars, card.generation, 20, VOCAB_SIZE)
 
 
 def request(prompt, *, model=FAKE_NAME, unset=(), **sampling):
@@ -21,6 +25,14 @@ def test_text_and_messages_become_token_ids(reader):
     assert reader.read(request(TextPrompt("Hi"))).token_ids == (72, 105)
     assert reader.read(request(ChatPrompt(({"role": "user", "content": "Hi"},)))).token_ids == (72, 105)
     assert reader.read(request(TokenPrompt((1, 2)))).token_ids == (1, 2)
+
+
+def test_a_grammar_is_compiled_at_the_door(reader):
+    assert reader.read(request(TextPrompt("Hi"))).matcher is None
+    asked = dataclasses.replace(request(TextPrompt("Hi")), grammar=Grammar(GrammarKind.REGEX, "a"))
+    assert reader.read(asked).matcher.accept(ord("a"))
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        reader.read(dataclasses.replace(asked, grammar=Grammar(GrammarKind.REGEX, "(")))
 
 
 def test_an_answer_without_a_limit_may_fill_the_context(reader):
@@ -55,7 +67,8 @@ def test_steered_tokens_must_be_in_the_vocabulary(reader, field):
 
 def test_some_token_must_be_left_to_choose():
     card = fake_card()
-    small = PromptReader(FAKE_NAME, Tokenizer(card.text), card.generation, max_seq_len=20, vocab_size=4)
+    grammars = GrammarCompiler(card.text.tokenizer_json, 4, card.generation.eos_token_ids)
+    small = PromptReader(FAKE_NAME, Tokenizer(card.text), grammars, card.generation, max_seq_len=20, vocab_size=4)
     small.read(request(TokenPrompt((1,)), banned_token_ids=(0, 1, 2)))
     with pytest.raises(InvalidRequest, match="no token to choose"):
         small.read(request(TokenPrompt((1,)), banned_token_ids=(0, 1, 2), stop_token_ids=(3,), min_tokens=1))
