@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from serving.engine.edits import apply_edits
-from serving.engine.filters import LANES, blocks, lowest_kept
+from serving.engine.filters import lowest_kept
 from serving.engine.logprobs import RowLogprobs, no_logprobs, row_logprobs
 from serving.engine.masks import keep_allowed
 from serving.engine.noise import gumbel
 from serving.engine.penalties import penalise
 from serving.engine.slot_state import SlotState
+
+LANES = 128  # tokens per block of a draw
 
 
 @jax.tree_util.register_dataclass
@@ -80,7 +82,10 @@ def sample(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> tuple[j
 
 
 def _greedy(logits_RV: jax.Array) -> jax.Array:
-    return jnp.argmax(logits_RV, axis=-1).astype(jnp.int32)
+    """The argmax, found by blocks: a CPU takes the largest of a block as a vector, but an argmax number by number."""
+    blocks_RCL = _in_blocks(logits_RV, -jnp.inf)
+    block_R = jnp.argmax(jnp.max(blocks_RCL, axis=-1), axis=-1)
+    return _token(block_R, jnp.argmax(_block(blocks_RCL, block_R), axis=-1))
 
 
 def _edit(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> jax.Array:
@@ -105,14 +110,13 @@ def _draw(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
     Each is a Gumbel-max (Gumbel 1954; Maddison et al. 2014) over logarithms of probability mass, so no sum can be
     rounded in a way that lets a token without mass be drawn.
     """
-    mass_RCL = blocks(_mass(logits_RV, rows))
+    mass_RCL = _in_blocks(_mass(logits_RV, rows), 0.0)
     share_RC = jnp.sum(mass_RCL, axis=-1)
     num_blocks = share_RC.shape[1]
     noise_RX = gumbel(rows.seed_R2, rows.position_R, num_blocks + LANES)
     block_R = jnp.argmax(jnp.log(share_RC) + noise_RX[:, :num_blocks], axis=-1)
-    mass_RL = jnp.take_along_axis(mass_RCL, block_R[:, None, None], axis=1)[:, 0]
-    lane_R = jnp.argmax(jnp.log(mass_RL) + noise_RX[:, num_blocks:], axis=-1)
-    return (block_R * LANES + lane_R).astype(jnp.int32)
+    lane_R = jnp.argmax(jnp.log(_block(mass_RCL, block_R)) + noise_RX[:, num_blocks:], axis=-1)
+    return _token(block_R, lane_R)
 
 
 def _mass(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
@@ -127,3 +131,17 @@ def _mass(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
     # The cut compares logits as they came. Scaled ones may be computed once more in another fusion and rounded
     # differently there, which could cut even the most likely token.
     return jnp.where(logits_RV >= floor_R[:, None], mass_RV, 0.0)
+
+
+def _in_blocks(x_RV: jax.Array, fill: float) -> jax.Array:
+    """[R, blocks, LANES], filled up at the end."""
+    R, V = x_RV.shape
+    return jnp.pad(x_RV, ((0, 0), (0, -V % LANES)), constant_values=fill).reshape(R, -1, LANES)
+
+
+def _block(blocks_RCL: jax.Array, block_R: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(blocks_RCL, block_R[:, None, None], axis=1)[:, 0]
+
+
+def _token(block_R: jax.Array, lane_R: jax.Array) -> jax.Array:
+    return (block_R * LANES + lane_R).astype(jnp.int32)
