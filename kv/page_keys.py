@@ -6,9 +6,9 @@ and values in a page depend on. Sixteen bytes of BLAKE2b: a collision, which wou
 takes 2**64 tries of someone who looks for one.
 """
 
-from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from struct import Struct
 
 KEY_BYTES = 16
 
@@ -19,6 +19,7 @@ class PageKeys:
     def __init__(self, page_size: int, salt: str = "") -> None:
         """Sequences with different salts never have a key in common."""
         self._page_size = page_size
+        self._pack = Struct(f"{page_size}q").pack
         self._chain = [blake2b(salt.encode(), digest_size=KEY_BYTES).digest()]
 
     def first(self, token_ids: Sequence[int], count: int, start: int = 0) -> list[bytes]:
@@ -26,6 +27,6 @@ class PageKeys:
         size = self._page_size
         assert count * size <= len(token_ids), f"{len(token_ids)} tokens do not fill {count} pages"
         for page in range(len(self._chain) - 1, count):
-            tokens = array("q", token_ids[page * size : (page + 1) * size])
-            self._chain.append(blake2b(self._chain[-1] + tokens.tobytes(), digest_size=KEY_BYTES).digest())
+            tokens = self._pack(*token_ids[page * size : (page + 1) * size])
+            self._chain.append(blake2b(self._chain[-1] + tokens, digest_size=KEY_BYTES).digest())
         return self._chain[start + 1 : count + 1]

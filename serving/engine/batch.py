@@ -114,7 +114,8 @@ def build_batch(
     positions_SQ[:] = NOTHING
 
     num_decode = len(plan.decode)
-    slot_r = np.concatenate([plan.decode, [chunk.sequence.slot for chunk in plan.prefill]]).astype(np.intp)
+    prefilling = [chunk.sequence.slot for chunk in plan.prefill]
+    slot_r = np.concatenate([plan.decode, np.asarray(prefilling, np.intp)]) if prefilling else plan.decode
     num_rows = len(slot_r)
     slot_R[:num_rows] = slot_r
     sample_position_R[:num_rows] = slots.num_tokens_B[slot_r]

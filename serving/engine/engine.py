@@ -6,7 +6,7 @@ sequence that turns out to have ended gets one token too many, which is dropped.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from serving.engine.counts import EngineCounts
 from serving.engine.grammar import MaskWriter
 from serving.engine.in_flight import InFlight
 from serving.engine.intake import Intake
+from serving.engine.news import append_tokens
 from serving.engine.pages import SlotPages
 from serving.engine.plan import Limits, StepPlan
 from serving.engine.planner import plan_step
@@ -32,9 +33,6 @@ from serving.engine.step_ring import StepRecord, StepRing
 from serving.engine.waiting import WaitingQueue
 from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServiceError
 from serving.request import FinishReason, Load
-
-# SequenceOutput from a tuple of its fields. Half of a step's host time went into its constructor.
-_token_output = partial(tuple.__new__, SequenceOutput)
 
 
 class Engine:
@@ -112,8 +110,9 @@ class Engine:
     def fail_all(self, error: ServiceError) -> tuple[SequenceOutput, ...]:
         """End every request with an error, after a step has failed."""
         self._in_flight = None
+        outputs = tuple(self._finish(s, FinishReason.ERROR, error=error) for s in list(self._by_id.values()))
         self._pages.forget_cached()
-        return tuple(self._finish(s, FinishReason.ERROR, error=error) for s in list(self._by_id.values()))
+        return outputs
 
     def step(self, now: float = 0.0) -> tuple[SequenceOutput, ...]:
         """Dispatch the next step, then hand out the tokens of the one before. Deadlines before `now`, in monotonic
@@ -194,7 +193,7 @@ class Engine:
         self.ring.add(StepRecord.of(plan, str(shape), self._counts.num_steps, self.load))
         packed = build_batch(plan, self._programs.spec.layout(shape), self._table, self._slots, self._settings)
         results = self._programs.run(shape, packed, self._write_masks(plan, shape))
-        step = InFlight.of(plan, self._slots, self._limits.page_size, *results)
+        step = InFlight.of(plan, self._slots, *results)
         self._counts.count_plan(plan)
         self._slots.num_tokens_B[plan.decode] += 1
         self._slots.unread_B[step.slot_r] = self._slots.grammar_B[step.slot_r]
@@ -218,19 +217,15 @@ class Engine:
         return masks_RW
 
     def _commit_tokens(self, step: InFlight) -> list[SequenceOutput]:
-        """Here is the one loop of Python over all sequences of a step."""
         tokens_r = self._clock.wait_for(lambda: np.asarray(step.tokens_R))[step.row_r]
-        for sequence, num_written in step.filled:
+        for sequence, num_written in step.prefilled:
             self._pages.publish(sequence, num_written)
         odd_r, logprobs = step.is_odd(tokens_r, self._slots), step.read_logprobs()
-        outputs = []
-        for sequence, token, odd in zip(step.sequences, tokens_r.tolist(), odd_r, strict=True):
-            if odd:
-                if sequence.finish_reason is None:  # else it ended while this step was in flight: one token too many
-                    outputs.append(self._commit_odd(sequence, token, logprobs.get(sequence.request_id, ())))
-            else:
-                sequence.token_ids.append(token)
-                outputs.append(_token_output((sequence.request_id, (token,), None, None, sequence.num_cached, ())))
+        plain = compress(step.sequences, (~odd_r).tolist())
+        outputs = append_tokens(list(plain), tokens_r[~odd_r].tolist())
+        for sequence, token in zip(compress(step.sequences, odd_r.tolist()), tokens_r[odd_r].tolist(), strict=True):
+            if sequence.finish_reason is None:  # else it ended while this step was in flight: one token too many
+                outputs.append(self._commit_odd(sequence, token, logprobs.get(sequence.request_id, ())))
         self._counts.generation_tokens += len(outputs)
         return outputs
 
@@ -278,5 +273,8 @@ class Engine:
 
     def _leave_slot(self, sequence: Sequence) -> None:
         """Free slot and pages. A step in flight may still write there: it runs before any step that reuses them."""
+        has_answer = self._slots.decodes_B[sequence.slot] and len(sequence.token_ids) > sequence.num_scheduled
+        if has_answer:  # all but the newest token that was read went through a step that was read
+            self._pages.publish(sequence, len(sequence.token_ids) - 1)
         self._pages.release(sequence)
         self._slots.leave(sequence)

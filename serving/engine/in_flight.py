@@ -25,19 +25,15 @@ class InFlight:
     """Their slots when the step was dispatched."""
     owner_r: NDArray[np.int64]
     """`SlotTable.owner_B` then."""
-    completes_r: NDArray[np.bool_]
-    """Whether the token is the last one that the sequence may have."""
-    logprobs_r: NDArray[np.bool_]
-    """Whether the token's log-probability is wanted."""
-    filled: tuple[tuple[Sequence, int], ...]
-    """Sequences with a page that this step fills, and how many of their tokens are in pages then."""
+    watched_r: NDArray[np.bool_]
+    """Whether the token is the last one that the sequence may have, or needs a look as each of its tokens."""
+    prefilled: tuple[tuple[Sequence, int], ...]
+    """Sequences with a chunk in this step, and how many of their tokens are in pages then."""
     logprobs: RowLogprobs | None
     """None when nobody asked: then they stay on the device."""
 
     @classmethod
-    def of(
-        cls, plan: StepPlan, slots: SlotTable, page_size: int, tokens_R: jax.Array, logprobs: RowLogprobs
-    ) -> "InFlight":
+    def of(cls, plan: StepPlan, slots: SlotTable, tokens_R: jax.Array, logprobs: RowLogprobs) -> "InFlight":
         """Before the plan's tokens are counted in `slots`."""
         num_decode = len(plan.decode)
         last = [row for row, chunk in enumerate(plan.prefill) if chunk.is_last]
@@ -51,24 +47,16 @@ class InFlight:
             tuple(slots.at(slot_r)),
             slot_r,
             slots.owner_B[slot_r],
-            slots.num_tokens_B[slot_r] + 1 == slots.max_len_B[slot_r],
-            slots.logprobs_B[slot_r],
-            _filled(plan, slots, page_size),
-            logprobs.start_copy() if slots.logprobs_B[slot_r].any() else None,
+            (slots.num_tokens_B[slot_r] + 1 == slots.max_len_B[slot_r]) | slots.watched_B[slot_r],
+            tuple((chunk.sequence, chunk.start + chunk.length) for chunk in plan.prefill),
+            logprobs.start_copy() if slots.logprobs_B.any() else None,
         )
 
-    def is_odd(self, tokens_r: NDArray[np.int32], slots: SlotTable) -> list[bool]:
+    def is_odd(self, tokens_r: NDArray[np.int32], slots: SlotTable) -> NDArray[np.bool_]:
         """For each of `sequences`, whether more may be due than to append its token: it ends, has left its slot,
         follows a grammar, or asked for more."""
-        odd_r = (
-            self.completes_r
-            | self.logprobs_r
-            | (slots.owner_B[self.slot_r] != self.owner_r)
-            | slots.many_stops_B[self.slot_r]
-            | slots.grammar_B[self.slot_r]
-        )
-        odd_r |= (slots.stop_BK[self.slot_r] == tokens_r[:, None]).any(axis=1)
-        return odd_r.tolist()
+        stops_r = (slots.stop_BK[self.slot_r] == tokens_r[:, None]).any(axis=1)
+        return self.watched_r | stops_r | (slots.owner_B[self.slot_r] != self.owner_r)
 
     def read_logprobs(self) -> dict[str, tuple[TokenLogprobs, ...]]:
         """By request id, one entry for each that asked."""
@@ -77,10 +65,3 @@ class InFlight:
         rows = dict(zip(self.row_r.tolist(), self.sequences, strict=True))
         entries = self.logprobs.read({row: s.request.sampling.logprobs for row, s in rows.items()})
         return {rows[row].request_id: entry for row, entry in entries.items()}
-
-
-def _filled(plan: StepPlan, slots: SlotTable, page_size: int) -> tuple[tuple[Sequence, int], ...]:
-    """A decode row writes its newest token, so that all of its tokens are in pages."""
-    full = plan.decode[slots.num_tokens_B[plan.decode] % page_size == 0]
-    decoded = zip(slots.at(full), slots.num_tokens_B[full].tolist(), strict=True)
-    return (*decoded, *((chunk.sequence, chunk.start + chunk.length) for chunk in plan.prefill))

@@ -4,8 +4,9 @@ the engine. Owned by the engine's thread.
 When may a page be published? A step that has been read has completed, and so have all before it. Published are only
 full pages of tokens whose keys and values such steps wrote. A step in flight writes at later positions, hence in pages
 that are not published: also when its sequence has ended or was preempted meanwhile, and its pages belong to others.
-And a sequence that starts with shared pages writes behind them: `match` leaves at least one token to compute, in a
-page of its own.
+Pages of a prompt are published chunk by chunk, those of an answer when its sequence leaves the slot: decoding does no
+hashing. And a sequence that starts with shared pages writes behind them: `match` leaves at least one token
+to compute, in a page of its own.
 """
 
 from collections.abc import Sequence as Items
@@ -79,7 +80,7 @@ class SlotPages:
         """Tokens before `num_written` are in pages, of a step that has completed; ignored without a slot: the pages
         are not the sequence's any more."""
         count = num_written // self._page_size
-        if not self._cache.enabled or sequence.slot == NO_SLOT or count <= sequence.num_published:
+        if sequence.slot == NO_SLOT or count <= sequence.num_published or not self._cache.enabled:
             return
         start = sequence.num_published
         keys = sequence.keys.first(sequence.token_ids, count, start)

@@ -47,7 +47,7 @@ class Sequence:
     band: int = field(init=False)
     """INTERACTIVE or BATCH; a batch sequence that waited long is promoted to INTERACTIVE."""
     num_scheduled: int = 0
-    """While it prefills: tokens whose keys and values are in pages or on their way."""
+    """Tokens whose keys and values prefill has put into pages, or is about to; decoding does not change it."""
     num_pending: int = 0
     """While it waits: 1 if it was preempted before its newest token could be read."""
     slot: int = NO_SLOT

@@ -31,14 +31,14 @@ class SlotTable:
         """Whether it is in the batch band."""
         self.stop_BK: NDArray[np.int32] = np.full((num_slots, STOPS), NO_TOKEN, np.int32)
         """Tokens that end the sequence."""
-        self.many_stops_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
-        """Whether there are more of them than columns."""
         self.logprobs_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         """Whether log-probabilities of its tokens are wanted."""
         self.grammar_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         """Whether it follows a grammar: what may come next depends on its newest token."""
         self.unread_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         """Of those, whether that token is still on its way: the row skips a step, and the others do not wait for it."""
+        self.watched_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        """Whether each of its tokens needs a look: log-probabilities, a grammar, more stop ids than columns."""
         self.owner_B: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         """Counts the sequences that left the slot: what a step in flight knows of the slot may be of a former owner."""
         self._free = list(range(num_slots - 1, -1, -1))
@@ -83,7 +83,8 @@ class SlotTable:
         self.batch_B[slot] = sequence.band == BATCH
         self.logprobs_B[slot] = sequence.request.sampling.logprobs is not None
         self.grammar_B[slot] = sequence.request.matcher is not None
-        self.many_stops_B[slot] = len(sequence.stop_ids) > STOPS
+        many_stops = len(sequence.stop_ids) > STOPS
+        self.watched_B[slot] = self.logprobs_B[slot] or self.grammar_B[slot] or many_stops
         self.stop_BK[slot] = [*sequence.stop_ids, *[NO_TOKEN] * STOPS][:STOPS]
 
     def leave(self, sequence: Sequence) -> None:
