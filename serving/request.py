@@ -162,6 +162,7 @@ class Request:
     """Sampling fields (of MODEL_DEFAULTED) that the client left out: the model's recommendation fills them."""
     grammar: Grammar | None = None
     """None: any text."""
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from serving.request import (
     Grammar,
     GrammarKind,
     Load,
+    Priority,
     Prompt,
     Request,
     SamplingParams,
@@ -33,6 +34,7 @@ def submit_to_pb(handle: int, request: Request) -> pb.Submit:
         request_id=request.request_id,
         model=request.model,
         sampling=_sampling_to_pb(request.sampling, request.unset),
+        priority=request.priority.value,
     )
     _prompt_to_pb(request.prompt, submit)
     if request.grammar is not None:
@@ -49,6 +51,7 @@ def request_from_pb(submit: pb.Submit) -> Request:
         sampling=_sampling_from_pb(submit.sampling),
         unset=frozenset(name for name in MODEL_DEFAULTED if not submit.sampling.HasField(name)),
         grammar=_grammar_from_pb(submit.grammar) if submit.HasField("grammar") else None,
+        priority=_priority_from_pb(submit.priority),
     )
 
 
@@ -135,6 +138,13 @@ def _messages_from_json(text: str) -> tuple[dict[str, Any], ...]:
         return tuple(orjson.loads(text))
     except (orjson.JSONDecodeError, TypeError) as error:
         raise InvalidRequest(f"the messages are not a JSON list: {error}.", param="messages") from error
+
+
+def _priority_from_pb(name: str) -> Priority:
+    try:
+        return Priority(name or Priority.INTERACTIVE)
+    except ValueError as error:
+        raise InvalidRequest(f"priority must be interactive or batch, got {name!r}.", param="priority") from error
 
 
 def _grammar_from_pb(grammar: pb.Grammar) -> Grammar:

@@ -10,7 +10,7 @@ from serving.engine.api import Matcher
 from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import Tokenizer
 from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
-from serving.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
+from serving.request import ChatPrompt, Priority, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class ReadPrompt:
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     matcher: Matcher | None = None
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class PromptReader:
         self._check_steering(request.sampling)
         sampling = self._sampling(request, len(token_ids))
         matcher = None if request.grammar is None else self.grammars.compile(request.grammar)
-        return ReadPrompt(token_ids, sampling, matcher)
+        return ReadPrompt(token_ids, sampling, matcher, request.priority)
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         match prompt:

@@ -49,7 +49,11 @@ class RunningTable:
         """Give a request to the engine; returns the engine's id for it, numbered since clients may repeat theirs."""
         engine_id = f"{request_id}#{next(self._numbers)}"
         self._running[engine_id] = _Running(handle, listener, self.served.new_answer(prompt))
-        self.served.engine.submit(EngineRequest(engine_id, prompt.token_ids, prompt.sampling, matcher=prompt.matcher))
+        self.served.engine.submit(
+            EngineRequest(
+                engine_id, prompt.token_ids, prompt.sampling, priority=prompt.priority, matcher=prompt.matcher
+            )
+        )
         return engine_id
 
     def abort(self, engine_id: str) -> None:

@@ -16,6 +16,7 @@ from serving.request import (
     Grammar,
     GrammarKind,
     Load,
+    Priority,
     Request,
     SamplingParams,
     TextPrompt,
@@ -73,6 +74,18 @@ def test_min_tokens_come_back():
 def test_unset_fields_stay_unset():
     request = Request("id", "m", TextPrompt("x"), SamplingParams(), frozenset({"temperature", "top_p"}))
     assert convert.request_from_pb(convert.submit_to_pb(1, request)) == request
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_a_priority_comes_back(priority):
+    request = Request("id", "m", TextPrompt("x"), SamplingParams(), priority=priority)
+    assert convert.request_from_pb(convert.submit_to_pb(1, request)) == request
+
+
+def test_a_priority_is_interactive_when_nothing_is_said_and_refused_when_unknown():
+    assert convert.request_from_pb(pb.Submit(text="x")).priority is Priority.INTERACTIVE
+    with pytest.raises(errors.InvalidRequest, match="interactive or batch, got 'urgent'"):
+        convert.request_from_pb(pb.Submit(text="x", priority="urgent"))
 
 
 def test_a_submit_without_a_prompt_is_refused():

@@ -6,7 +6,7 @@ from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import Tokenizer
 from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from serving.replica.prompts import PromptReader
-from serving.request import ChatPrompt, Grammar, GrammarKind, Request, SamplingParams, TextPrompt, TokenPrompt
+from serving.request import ChatPrompt, Grammar, GrammarKind, Priority, Request, SamplingParams, TextPrompt, TokenPrompt
 from tests.fakes import FAKE_NAME, VOCAB_SIZE, fake_card
 
 
@@ -33,6 +33,12 @@ def test_a_grammar_is_compiled_at_the_door(reader):
     assert reader.read(asked).matcher.accept(ord("a"))
     with pytest.raises(InvalidRequest, match="unclosed group"):
         reader.read(dataclasses.replace(asked, grammar=Grammar(GrammarKind.REGEX, "(")))
+
+
+def test_the_priority_goes_with_the_prompt(reader):
+    assert reader.read(request(TextPrompt("Hi"))).priority is Priority.INTERACTIVE
+    asked = dataclasses.replace(request(TextPrompt("Hi")), priority=Priority.BATCH)
+    assert reader.read(asked).priority is Priority.BATCH
 
 
 def test_an_answer_without_a_limit_may_fill_the_context(reader):
