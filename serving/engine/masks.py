@@ -19,6 +19,6 @@ def num_words(vocab_size: int) -> int:
 
 def keep_allowed(logits_RV: jax.Array, masked_R: jax.Array, masks_RW: jax.Array) -> jax.Array:
     """float32[R, V]: -inf where `masks_RW` has a 0, in rows with `masked_R`; other rows stay as they are."""
-    V = logits_RV.shape[1]
-    bits_RV = jnp.repeat(masks_RW, WORD, axis=1)[:, :V] >> (jnp.arange(V) % WORD) & 1
+    R, V = logits_RV.shape
+    bits_RV = (masks_RW[:, :, None] >> jnp.arange(WORD) & 1).reshape(R, -1)[:, :V]
     return jnp.where((bits_RV == 1) | ~masked_R[:, None], logits_RV, -jnp.inf)
