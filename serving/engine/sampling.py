@@ -58,9 +58,14 @@ class RowSampling:
     """int32, one bit per token; see `masks`. None: no row can be masked."""
 
     @property
-    def changes_logits(self) -> jax.Array:
-        """bool scalar: whether any row has penalties, edits or a mask."""
-        return jnp.any(self.counted_R | (self.num_edits_R > 0) | self.masked_R)
+    def is_edited(self) -> jax.Array:
+        """bool scalar: whether any row has penalties or edits."""
+        return jnp.any(self.counted_R | (self.num_edits_R > 0))
+
+    @property
+    def is_masked(self) -> jax.Array:
+        """bool scalar: whether any row has a mask."""
+        return jnp.any(self.masked_R)
 
 
 def sample(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> tuple[jax.Array, RowLogprobs]:
@@ -71,13 +76,13 @@ def sample(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> tuple[j
         return _greedy(logits_RV), no_logprobs(num_rows)
 
     def careful() -> tuple[jax.Array, RowLogprobs]:
-        edited_RV = jax.lax.cond(rows.changes_logits, lambda: _edit(logits_RV, rows, state), lambda: logits_RV)
-        chosen_R = _choose(edited_RV, rows)
+        edited_RV = jax.lax.cond(rows.is_edited, lambda: _edit(logits_RV, rows, state), lambda: logits_RV)
+        chosen_R = _choose(_mask(edited_RV, rows), rows)
         return chosen_R, jax.lax.cond(
             jnp.any(rows.logprobs_R), lambda: row_logprobs(logits_RV, chosen_R), lambda: no_logprobs(num_rows)
         )
 
-    is_plain = ~(rows.changes_logits | jnp.any((rows.temperature_R > 0) | rows.logprobs_R))
+    is_plain = ~(rows.is_edited | rows.is_masked | jnp.any((rows.temperature_R > 0) | rows.logprobs_R))
     return jax.lax.cond(is_plain, plain, careful)
 
 
@@ -91,8 +96,15 @@ def _greedy(logits_RV: jax.Array) -> jax.Array:
 def _edit(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> jax.Array:
     logits_RV = apply_edits(logits_RV, state.edits_B3E[rows.slot_R], rows.num_edits_R, rows.position_R)
     counts_RV = jnp.where(rows.counted_R[:, None], state.counts_BV[rows.slot_R], 0)
-    logits_RV = penalise(logits_RV, counts_RV, rows.repetition_R, rows.presence_R, rows.frequency_R)
-    return logits_RV if rows.masks_RW is None else keep_allowed(logits_RV, rows.masked_R, rows.masks_RW)
+    return penalise(logits_RV, counts_RV, rows.repetition_R, rows.presence_R, rows.frequency_R)
+
+
+def _mask(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
+    """Last, so that nothing makes possible what a grammar excludes."""
+    masks_RW = rows.masks_RW
+    if masks_RW is None:
+        return logits_RV
+    return jax.lax.cond(rows.is_masked, lambda: keep_allowed(logits_RV, rows.masked_R, masks_RW), lambda: logits_RV)
 
 
 def _choose(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
