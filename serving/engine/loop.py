@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 from serving.engine import trace
@@ -46,6 +47,7 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._state = EngineState.STARTING
         self._load = engine.load
+        self._tracing = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -77,8 +79,10 @@ class EngineThread:
 
     def start_trace(self, folder: str) -> None:
         trace.start_trace(folder)
+        self._tracing = True
 
     def stop_trace(self) -> None:
+        self._tracing = False
         trace.stop_trace()
 
     def stop(self) -> None:
@@ -114,7 +118,7 @@ class EngineThread:
 
     def _step(self) -> list[SequenceOutput]:
         try:
-            with trace.traced_step(self._engine.stats.num_steps):
+            with trace.traced_step(self._engine.stats.num_steps) if self._tracing else nullcontext():
                 return list(self._engine.step(time.monotonic()))
         except Exception as error:
             logger.exception("the step failed; all requests of this engine fail and it takes no more")

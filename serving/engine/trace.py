@@ -26,5 +26,5 @@ def stop_trace() -> None:
 
 
 def traced_step(number: int) -> AbstractContextManager[None]:
-    """Names what happens inside as one step of the trace; almost free while none is written."""
+    """Names what happens inside as one step of the trace."""
     return jax.profiler.StepTraceAnnotation("engine step", step_num=number)

@@ -4,11 +4,12 @@ import json
 import threading
 import time
 
+import jax
 import pytest
 
 from serving.engine.api import EngineState
 from serving.engine.loop import EngineThread
-from serving.errors import EngineFailed, Overloaded
+from serving.errors import EngineFailed, InvalidRequest, Overloaded
 from serving.request import FinishReason, SamplingParams
 from tests.engines import request, tiny_engine
 
@@ -175,3 +176,21 @@ def test_an_idle_engine_sleeps(started):
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.15, "an idle engine burns CPU"
+
+
+def test_a_trace_names_the_steps(started, tmp_path):
+    loop, listener = started(tiny_engine())
+    loop.start_trace(str(tmp_path / "trace"))
+    loop.submit(request("a", [1, 2, 3]))
+    listener.wait(lambda: "a" in listener.ended)
+    loop.stop_trace()
+    (path,) = (tmp_path / "trace").rglob("*.xplane.pb")
+    events = {
+        e.name
+        for plane in jax.profiler.ProfileData.from_file(str(path)).planes
+        for line in plane.lines
+        for e in line.events
+    }
+    assert "engine step" in events
+    with pytest.raises(InvalidRequest, match="cannot be written"):
+        loop.stop_trace()
