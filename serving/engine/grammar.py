@@ -30,8 +30,8 @@ def _limits() -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(
         initial_lexer_fuel=500_000,
         step_lexer_fuel=50_000,
-        step_max_items=20_000,
-        max_items_in_row=1_000,
+        step_max_items=50_000,
+        max_items_in_row=4_000,
         max_lexer_states=20_000,
         max_grammar_size=50_000,
         verbose_errors=False,

@@ -14,6 +14,8 @@ from serving.errors import InvalidRequest
 PARAM = "response_format"
 MAX_DEPTH = 32
 """Schemas within schemas."""
+MAX_PROPERTIES = 500
+"""Of one object. Each token's mask costs time for every property that may still come, at 500 some milliseconds."""
 
 SCHEMA = frozenset({"items", "additionalProperties"})
 SCHEMA_LISTS = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
@@ -66,6 +68,11 @@ def _check_keywords(schema: dict[str, Any], path: str) -> None:
     kinds = schema.get("type", "string")
     if "format" in schema and "string" not in ([kinds] if isinstance(kinds, str) else kinds):
         raise _refuse(f"the schema's keyword 'format' at {path or 'the top'} is enforced for strings only.")
+    num_properties = len(_of(dict, schema.get("properties", {}), "properties"))
+    if num_properties > MAX_PROPERTIES:
+        raise _refuse(
+            f"the object at {path or 'the top'} may have {MAX_PROPERTIES} properties, got {num_properties:,}."
+        )
 
 
 def _inside(schema: dict[str, Any], path: str) -> Iterator[tuple[Any, str]]:
