@@ -86,7 +86,7 @@ def _likelihood(logits_RX: jax.Array, top_R: jax.Array, hot_R: jax.Array) -> jax
 
 
 def _pick(values_RC: jax.Array, at_R: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(values_RC, at_R[:, None], axis=1)[:, 0]
+    return jnp.take_along_axis(values_RC, at_R[:, None], axis=1, mode="promise_in_bounds")[:, 0]
 
 
 def _to_ordered(x: jax.Array) -> jax.Array:

@@ -47,7 +47,7 @@ def row_logprobs(logits_RV: jax.Array, chosen_R: jax.Array) -> RowLogprobs:
     ids_RX = jnp.concatenate([chosen_R[:, None], top_RX], axis=1)
     total_R1 = jax.nn.logsumexp(logits_RV, axis=1, keepdims=True)
     # One gather for the chosen and the others: the same token must not get two values, rounded differently.
-    logprobs_RX = jnp.take_along_axis(logits_RV, ids_RX, axis=1) - total_R1
+    logprobs_RX = jnp.take_along_axis(logits_RV, ids_RX, axis=1, mode="promise_in_bounds") - total_R1
     missing = ((0, 0), (0, MAX_LOGPROBS - num_top))
     return RowLogprobs(jnp.pad(ids_RX, missing), jnp.pad(logprobs_RX, missing, constant_values=-jnp.inf))
 

@@ -152,7 +152,7 @@ def _in_blocks(x_RV: jax.Array, fill: float) -> jax.Array:
 
 
 def _block(blocks_RCL: jax.Array, block_R: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(blocks_RCL, block_R[:, None, None], axis=1)[:, 0]
+    return jnp.take_along_axis(blocks_RCL, block_R[:, None, None], axis=1, mode="promise_in_bounds")[:, 0]
 
 
 def _token(block_R: jax.Array, lane_R: jax.Array) -> jax.Array:
