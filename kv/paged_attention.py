@@ -99,25 +99,32 @@ def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: Til
     def body(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         top_SKM, total_SKM, out_SKMH = carry
         pages_Sj = jax.lax.dynamic_slice_in_dim(pages_SJ, i * block, block, axis=1)
-        k_SjKGH, v_SjKGH = cache.k_LPKGH[layer, pages_Sj], cache.v_LPKGH[layer, pages_Sj]
-        scores = jnp.einsum("SKMH,SjKGH->SjKMG", q_SKMH, k_SjKGH, preferred_element_type=jnp.float32)
-        keys_jG = (i * block + jnp.arange(block))[:, None] * G + jnp.arange(G)
-        seen = keys_jG[None, :, None, None, :] <= positions_SM[:, None, None, :, None]
-        scores = jnp.where(seen, scores, MASKED)
-        new_top = jnp.maximum(top_SKM, jnp.max(scores, axis=(1, 4)))
-        weights = jnp.where(seen, jnp.exp(scores - new_top[:, None, :, :, None]), 0.0)
+        k_SKUH, v_SKUH = _gather(cache.k_LPKGH, layer, pages_Sj), _gather(cache.v_LPKGH, layer, pages_Sj)
+        scores_SKMU = jnp.einsum("SKMH,SKUH->SKMU", q_SKMH, k_SKUH, preferred_element_type=jnp.float32)
+        keys_U = i * block * G + jnp.arange(block * G)
+        seen_S1MU = keys_U <= positions_SM[:, None, :, None]
+        scores_SKMU = jnp.where(seen_S1MU, scores_SKMU, MASKED)
+        new_top = jnp.maximum(top_SKM, jnp.max(scores_SKMU, axis=-1))
+        weights_SKMU = jnp.where(seen_S1MU, jnp.exp(scores_SKMU - new_top[..., None]), 0.0)
         shrink = jnp.exp(top_SKM - new_top)
         mixed = jnp.einsum(
-            "SjKMG,SjKGH->SjKMH", weights.astype(v_SjKGH.dtype), v_SjKGH, preferred_element_type=jnp.float32
+            "SKMU,SKUH->SKMH", weights_SKMU.astype(v_SKUH.dtype), v_SKUH, preferred_element_type=jnp.float32
         )
-        total = total_SKM * shrink + jnp.sum(weights, axis=(1, 4))
-        return new_top, total, out_SKMH * shrink[..., None] + jnp.sum(mixed, axis=1)
+        total = total_SKM * shrink + jnp.sum(weights_SKMU, axis=-1)
+        return new_top, total, out_SKMH * shrink[..., None] + mixed
 
     shape = (S, K, Q * reps)
     start = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, H), jnp.float32))
     _, total_SKM, out_SKMH = jax.lax.fori_loop(0, num_blocks, body, start)
     out_SKMH = out_SKMH / jnp.maximum(total_SKM, 1e-30)[..., None]  # padded queries see nothing and give zeros
     return out_SKMH.reshape(S, K, Q, reps, H).transpose(0, 2, 1, 3, 4).reshape(S * Q, N, H)
+
+
+def _gather(pool_LPKGH: jax.Array, layer: jax.Array, pages_Sj: jax.Array) -> jax.Array:
+    """The tokens of some pages of each tile, [S, K, j * G, H]: one matrix, so one large product, per KV head."""
+    pages_SjKGH = pool_LPKGH[layer, pages_Sj]
+    S, j, K, G, H = pages_SjKGH.shape
+    return pages_SjKGH.transpose(0, 2, 1, 3, 4).reshape(S, K, j * G, H)
 
 
 def _pad_to_multiple(pages_SJ: jax.Array, block: int) -> jax.Array:

@@ -88,6 +88,11 @@ def check_tensors(model: ForeignModel) -> None:
 
     Raises one CheckpointError that names the first few tensors that are missing, misshapen or unexpected.
     """
+    if model.config.num_layers > len(model.tensors):  # a damaged number must not become a list of billions of names
+        raise CheckpointError(
+            f"{model.where}: its config says {model.config.num_layers:,} layers, "
+            f"but it holds only {len(model.tensors):,} tensors."
+        )
     expected = dict(_expected_tensors(model.config))
     problems = [*_misfits(expected, model.tensors), *_strangers(expected, model)]
     if problems:

@@ -87,6 +87,14 @@ def test_all_misfits_are_told_at_once():
     )
 
 
+def test_a_damaged_number_of_layers_costs_nothing():
+    """Two thousand million layers must be refused by counting, not by listing their tensors."""
+    model = _model()
+    model = dataclasses.replace(model, config=dataclasses.replace(model.config, num_layers=2**31))
+    with pytest.raises(CheckpointError, match=r"says 2,147,483,648 layers, but it holds only \d+ tensors\."):
+        convert(model)
+
+
 def test_nothing_is_read_from_a_model_that_does_not_fit():
     model = _model(**{"model.norm.weight": None})
     unreadable = {name: LazyTensor(tensor.shape, lambda: pytest.fail("read")) for name, tensor in model.tensors.items()}
