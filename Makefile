@@ -29,12 +29,15 @@ serve: $(VENV)/.installed
 chat: $(VENV)/.installed
 	@$(BIN)/podstream chat --url http://127.0.0.1:$(PORT)
 
+# The fast part runs in two processes; the programs of e2e have the machine to themselves.
+FAST = $(BIN)/pytest -m "not e2e" -n 2 --dist loadgroup
+
 test: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "not e2e"
+	$(FAST)
 	$(BIN)/pytest -m e2e
 
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "not e2e"
+	$(FAST)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -23,3 +23,10 @@ from podstream.importing import ensure_demo_model
 def demo_model() -> Path:
     """The demo model's checkpoint, fetched and converted once per machine. Only for tests marked e2e."""
     return ensure_demo_model(home(), Console(stderr=True))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In two processes: the engine's tests share compiled programs and stay together, the others go by file."""
+    for item in items:
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group("engine" if folder == "engine" else str(item.path)))
