@@ -1,7 +1,6 @@
 """ModelConfig: the numbers that define a decoder. Plain data, imports no JAX."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,10 +104,6 @@ class ModelConfig:
             )
         except KeyError as error:
             raise CheckpointError(f"config.json lacks {error.args[0]}.") from error
-
-    def digest_text(self) -> str:
-        """Canonical JSON, equal for equal configs."""
-        return json.dumps(self.to_json(), sort_keys=True)
 
 
 def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:

@@ -7,7 +7,6 @@
           PromptTooLong       400   prompt plus answer exceed the context
         ModelNotFound         404
         Overloaded            429   no room in the queue; carries retry_after_s
-        RequestCancelled      499   the client left
         DeadlineExceeded      504   it waited longer than it was worth
       ReplicaError                the service, not the request, is at fault
         ReplicaUnavailable    503   not ready, gone, or draining
@@ -58,10 +57,6 @@ class Overloaded(RequestError):
     openai_type = "rate_limit_error"
 
 
-class RequestCancelled(RequestError):
-    http_status, grpc_status, code = 499, "CANCELLED", "cancelled"
-
-
 class DeadlineExceeded(RequestError):
     http_status, grpc_status, code = 504, "DEADLINE_EXCEEDED", "deadline_exceeded"
     openai_type = "timeout_error"
@@ -81,7 +76,7 @@ class EngineFailed(ReplicaError):
 
 _BY_CODE: dict[str, type[ServiceError]] = {
     cls.code: cls
-    for cls in (InvalidRequest, PromptTooLong, ModelNotFound, Overloaded, RequestCancelled, DeadlineExceeded,
+    for cls in (InvalidRequest, PromptTooLong, ModelNotFound, Overloaded, DeadlineExceeded,
                 ReplicaUnavailable, EngineFailed)
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from serving.engine.batch import StepShape, step_shapes
 from serving.engine.compile_count import CompileCount
 from serving.engine.engine import Engine
 from serving.engine.loop import EngineThread
-from serving.engine.memory import Needs, plan_memory
+from serving.engine.memory import MIB, Needs, plan_memory
 from serving.engine.plan import Limits
 from serving.engine.step import Programs, StepSpec
 from serving.errors import ConfigError
@@ -36,7 +36,6 @@ Progress = Callable[[str], None]
 
 KV_BYTES = 1 << 30  # page pool where no memory limit is known
 TILE_TOKENS = 32
-MIB = 1 << 20
 
 
 def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, ModelCard]:
