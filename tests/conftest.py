@@ -26,7 +26,7 @@ def demo_model() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In two processes: the engine's tests share compiled programs and stay together, the others go by file."""
+    """In two processes: tests that share compiled programs or the CPU kernel stay together, the others go by file."""
     for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group("engine" if folder == "engine" else str(item.path)))
+        is_engine = item.path.parent.name == "engine" or item.path.name == "test_cpu_attention.py"
+        item.add_marker(pytest.mark.xdist_group("engine" if is_engine else str(item.path)))

@@ -25,6 +25,7 @@ from sharding.spec import MeshSpec
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PAGE_SIZE = 4
 MAX_SEQ_LEN = 160
+ONE_DEVICE = "data=1,tensor=1"
 CONFIG = ModelConfig.tiny(num_heads=8, num_kv_heads=4)
 
 
@@ -37,15 +38,16 @@ def tiny_params(config=CONFIG):
     return init_params(config, seed=1)
 
 
-def tiny_engine(
-    *, eos=(), model=CONFIG, mesh="data=1,tensor=1", num_pages=128, max_tiles=2, pool=None, watch=None, **changes
-):
+def tiny_engine(*, eos=(), model=CONFIG, mesh=ONE_DEVICE, num_pages=128, max_tiles=2, pool=None, watch=None, **changes):
     """A new engine with an empty pool of `num_pages`. Programs are compiled once per model and mesh, and the page
     arrays keep what earlier engines left in them, which must not matter. Two engines write into the same arrays:
-    run one to its end before the next. `watch` sees all steps (`WrittenPages`)."""
+    run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs are expensive to
+    compile: a mesh has three of them, with two slots and one tile."""
     settings = {"max_waiting": 1024, "overlap": True, **changes}
+    programs = _programs(model, mesh)
+    max_tiles = min(max_tiles, max(shape.tiles for shape in programs.shapes))
     return Engine(
-        _programs(model, mesh) if watch is None else watch.over(_programs(model, mesh)),
+        programs if watch is None else watch.over(programs),
         pool or PagePool(num_pages + 1),
         Limits(PAGE_SIZE, TILE_TOKENS, max_tiles),
         eos_token_ids=eos,
@@ -57,8 +59,15 @@ def tiny_engine(
 
 @cache
 def _programs(model, mesh):
+    slots, tiles = (4, 2) if mesh == ONE_DEVICE else (2, 1)
     config = EngineConfig(
-        "none", mesh=mesh, num_slots=4, page_size=PAGE_SIZE, num_pages=128, chunk_tokens=64, max_seq_len=MAX_SEQ_LEN
+        "none",
+        mesh=mesh,
+        num_slots=slots,
+        page_size=PAGE_SIZE,
+        num_pages=128,
+        chunk_tokens=tiles * TILE_TOKENS,
+        max_seq_len=MAX_SEQ_LEN,
     )
     spec = MeshSpec.parse(mesh)
     device_mesh, rules = make_mesh(spec), choose_rules(model, spec)

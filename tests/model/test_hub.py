@@ -130,7 +130,8 @@ def test_a_second_fetch_downloads_nothing(hub, tmp_path):
     assert not [path for path in hub.asked if "/resolve/" in path]
 
 
-def test_a_file_that_ends_early_is_never_taken_for_whole(hub, tmp_path):
+def test_a_file_that_ends_early_is_never_taken_for_whole(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)  # it would retry for five seconds
     hub.broken.add("model.safetensors")
     with pytest.raises(SourceUnavailable, match=r"hf:org/tiny could not be fetched"):
         _fetch(hub, tmp_path)
