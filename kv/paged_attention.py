@@ -47,12 +47,17 @@ def paged_attention(view: PagedView, decode_kernel: DecodeKernel | None = None) 
     """The AttentionFn of one step. Stores the step's keys and values first, so that tokens see their own chunk.
 
     `decode_kernel` serves the groups of one-token tiles where there is a faster form than XLA's.
+
+    The pool holds finite numbers only. A key that nobody may see has weight 0, but 0 times NaN is NaN: one in a page
+    would spoil whoever gets that page next. So what is not finite is stored as 0, and its own token's result is NaN.
     """
 
     def attend(
         q_TNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, cache: KVCache, layer: jax.Array
     ) -> tuple[jax.Array, Any]:
         pages_T, offsets_T = _destinations(view, cache.page_size)
+        spoilt_TK = jnp.any(~(jnp.isfinite(k_TKH) & jnp.isfinite(v_TKH)), axis=-1)
+        k_TKH, v_TKH = _finite(k_TKH), _finite(v_TKH)
         cache = KVCache(
             k_LPKGH=cache.k_LPKGH.at[layer, pages_T, :, offsets_T, :].set(k_TKH.astype(cache.k_LPKGH.dtype)),
             v_LPKGH=cache.v_LPKGH.at[layer, pages_T, :, offsets_T, :].set(v_TKH.astype(cache.v_LPKGH.dtype)),
@@ -66,9 +71,20 @@ def paged_attention(view: PagedView, decode_kernel: DecodeKernel | None = None) 
             else:
                 outputs.append(_attend_tiles(q_TNH[start:end], cache, layer, group))
             start = end
-        return jnp.concatenate(outputs), cache
+        return _spoil(jnp.concatenate(outputs), spoilt_TK), cache
 
     return attend
+
+
+def _finite(x_TKH: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(x_TKH), x_TKH, 0.0)
+
+
+def _spoil(out_TNH: jax.Array, spoilt_TK: jax.Array) -> jax.Array:
+    """NaN for the query heads that share such a KV head, which needs no word between devices that split the heads."""
+    T, N, H = out_TNH.shape
+    grouped = out_TNH.reshape(T, spoilt_TK.shape[1], -1, H)
+    return jnp.where(spoilt_TK[:, :, None, None], jnp.nan, grouped).reshape(T, N, H)
 
 
 def _destinations(view: PagedView, page_size: int) -> tuple[jax.Array, jax.Array]:

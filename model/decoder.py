@@ -73,7 +73,14 @@ class Decoder(nnx.Module):
         cache: Any = None,
         rows_R: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        """Logits of the tokens at `rows_R` (all of them by default) as float32[R, V], and the new cache.
+        """Logits of the tokens at `rows_R` (all of them by default) as float32[R, V], and the new cache."""
+        x_TD, cache = self.hidden(tokens_T, positions_T, attend, cache)
+        return self.logits(x_TD if rows_R is None else x_TD[rows_R]), cache
+
+    def hidden(
+        self, tokens_T: jax.Array, positions_T: jax.Array, attend: AttentionFn, cache: Any = None
+    ) -> tuple[jax.Array, Any]:
+        """What the last layer says of each token, float32[T, D], and the new cache.
 
         tokens_T, positions_T: int32[T], flat over all sequences of the step; `attend` knows which belong together.
         """
@@ -88,8 +95,12 @@ class Decoder(nnx.Module):
 
         indices_L = jnp.arange(config.num_layers, dtype=jnp.int32)
         (x_TD, cache), _ = jax.lax.scan(body, (self.embed(tokens_T), cache), (layer_state, indices_L))
-        x_RD = self.final_norm(x_TD if rows_R is None else x_TD[rows_R])
-        return (self.embed.logits(x_RD) if config.tie_embeddings else self.head(x_RD)), cache
+        return x_TD, cache
+
+    def logits(self, x_RD: jax.Array) -> jax.Array:
+        """float32[R, V] from rows of `hidden`."""
+        x_RD = self.final_norm(x_RD)
+        return self.embed.logits(x_RD) if self.config.tie_embeddings else self.head(x_RD)
 
 
 def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> DecoderLayer:

@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PAGE_SIZE = 4
 MAX_SEQ_LEN = 160
 ONE_DEVICE = "data=1,tensor=1"
-CONFIG = ModelConfig.tiny(num_heads=8, num_kv_heads=4)
+CONFIG = ModelConfig.tiny(num_heads=8, num_kv_heads=4, tie_embeddings=False)
 
 
 def tiny_card(config=CONFIG, eos=()):

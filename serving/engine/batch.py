@@ -22,6 +22,8 @@ ROW_FIELDS = ("slot", "position", "sample_at", "sample_position",
           "repetition", "presence", "frequency", "counted", "num_edits", "logprobs", "masked")  # fmt: skip
 _SAMPLING = 4  # the fields from here on are copied from the slot's settings
 NOTHING = -1
+NOT_FINITE = -1
+"""In the place of a sampled token: the model gave NaN or infinity for its row. Also for a chunk that samples none."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -5,6 +5,7 @@ host. What the host does not know yet (the newest token of each sequence) stays 
 sequence that turns out to have ended gets one token too many, which is dropped.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from itertools import compress
 
@@ -15,7 +16,7 @@ from kv.page_pool import PagePool
 from kv.page_table import PageTable
 from kv.prefix_cache import PrefixCache
 from serving.engine.api import EngineRequest, Matcher, SequenceOutput, StepStats, TokenLogprobs
-from serving.engine.batch import SlotSettings, StepShape, build_batch, choose_shape
+from serving.engine.batch import NOT_FINITE, SlotSettings, StepShape, build_batch, choose_shape
 from serving.engine.counts import EngineCounts
 from serving.engine.grammar import MaskWriter
 from serving.engine.in_flight import InFlight
@@ -31,8 +32,10 @@ from serving.engine.step import Programs
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import StepRecord, StepRing
 from serving.engine.waiting import WaitingQueue
-from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServiceError
+from serving.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded, ServiceError
 from serving.request import FinishReason, Load
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -217,19 +220,35 @@ class Engine:
         return masks_RW
 
     def _commit_tokens(self, step: InFlight) -> list[SequenceOutput]:
-        tokens_r = self._clock.wait_for(lambda: np.asarray(step.tokens_R))[step.row_r]
-        for sequence, num_written in step.prefilled:
-            self._pages.publish(sequence, num_written)
+        tokens_R = self._clock.wait_for(lambda: np.asarray(step.tokens_R))
+        outputs = self._commit_chunks(step, tokens_R)
+        tokens_r = tokens_R[step.row_r]
         odd_r, logprobs = step.is_odd(tokens_r, self._slots), step.read_logprobs()
-        plain = compress(step.sequences, (~odd_r).tolist())
-        outputs = append_tokens(list(plain), tokens_r[~odd_r].tolist())
-        for sequence, token in zip(compress(step.sequences, odd_r.tolist()), tokens_r[odd_r].tolist(), strict=True):
-            if sequence.finish_reason is None:  # else it ended while this step was in flight: one token too many
-                outputs.append(self._commit_odd(sequence, token, logprobs.get(sequence.request_id, ())))
-        self._counts.generation_tokens += len(outputs)
+        plain = list(compress(step.sequences, (~odd_r).tolist()))
+        outputs += append_tokens(plain, tokens_r[~odd_r].tolist())
+        odd = zip(compress(step.sequences, odd_r.tolist()), tokens_r[odd_r].tolist(), strict=True)
+        # Who has ended while this step was in flight has one token too many.
+        ended = [
+            self._commit_odd(sequence, token, logprobs.get(sequence.request_id, ()))
+            for sequence, token in odd
+            if sequence.finish_reason is None
+        ]
+        self._counts.generation_tokens += len(plain) + sum(len(output.token_ids) for output in ended)
+        return outputs + ended
+
+    def _commit_chunks(self, step: InFlight, tokens_R: NDArray[np.int32]) -> list[SequenceOutput]:
+        """Publish what prefill has written. Returns the ends of those whose chunk came out as NaN."""
+        outputs = []
+        for row, sequence, num_written in step.prefilled:
+            if tokens_R[row] != NOT_FINITE:
+                self._pages.publish(sequence, num_written)
+            elif sequence.finish_reason is None:
+                outputs.append(self._finish_broken(sequence))
         return outputs
 
     def _commit_odd(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> SequenceOutput:
+        if token == NOT_FINITE:
+            return self._finish_broken(sequence)
         sequence.token_ids.append(token)
         sequence.num_pending = 0  # read now, if it was preempted
         matcher = sequence.request.matcher
@@ -247,6 +266,15 @@ class Engine:
         if sequence.slot != NO_SLOT:
             self._slots.unread_B[sequence.slot] = False
         return matcher.accept(token)
+
+    def _finish_broken(self, sequence: Sequence) -> SequenceOutput:
+        """Only its own tokens led there, since the pages that others read are finite."""
+        error = EngineFailed(
+            f"the model gave no finite logits for this request, which has {len(sequence.token_ids):,} tokens so far; "
+            "its weights are damaged, or too small a number type overflows."
+        )
+        logger.error("request %s: %s", sequence.request_id, error)
+        return self._finish(sequence, FinishReason.ERROR, error=error)
 
     def _finish_late(self, sequence: Sequence, now: float) -> SequenceOutput:
         late_s = now - (sequence.request.deadline or now)

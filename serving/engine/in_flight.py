@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.engine.api import TokenLogprobs
+from serving.engine.batch import NOT_FINITE
 from serving.engine.logprobs import RowLogprobs
 from serving.engine.plan import StepPlan
 from serving.engine.sequence import Sequence
@@ -27,8 +28,8 @@ class InFlight:
     """`SlotTable.owner_B` then."""
     watched_r: NDArray[np.bool_]
     """Whether the token is the last one that the sequence may have, or needs a look as each of its tokens."""
-    prefilled: tuple[tuple[Sequence, int], ...]
-    """Sequences with a chunk in this step, and how many of their tokens are in pages then."""
+    prefilled: tuple[tuple[int, Sequence, int], ...]
+    """Rows and sequences with a chunk in this step, and how many of their tokens are in pages then."""
     logprobs: RowLogprobs | None
     """None when nobody asked: then they stay on the device."""
 
@@ -48,14 +49,14 @@ class InFlight:
             slot_r,
             slots.owner_B[slot_r],
             (slots.num_tokens_B[slot_r] + 1 == slots.max_len_B[slot_r]) | slots.watched_B[slot_r],
-            tuple((chunk.sequence, chunk.start + chunk.length) for chunk in plan.prefill),
+            tuple((row, c.sequence, c.start + c.length) for row, c in enumerate(plan.prefill, start=num_decode)),
             logprobs.start_copy() if slots.logprobs_B.any() else None,
         )
 
     def is_odd(self, tokens_r: NDArray[np.int32], slots: SlotTable) -> NDArray[np.bool_]:
-        """For each of `sequences`, whether more may be due than to append its token: it ends, has left its slot,
-        follows a grammar, or asked for more."""
-        stops_r = (slots.stop_BK[self.slot_r] == tokens_r[:, None]).any(axis=1)
+        """For each of `sequences`, whether more may be due than to append its token: it ends or broke down, has left
+        its slot, follows a grammar, or asked for more."""
+        stops_r = (slots.stop_BK[self.slot_r] == tokens_r[:, None]).any(axis=1) | (tokens_r == NOT_FINITE)
         return self.watched_r | stops_r | (slots.owner_B[self.slot_r] != self.owner_r)
 
     def read_logprobs(self) -> dict[str, tuple[TokenLogprobs, ...]]:

@@ -52,6 +52,23 @@ def test_a_whole_prompt_equals_dense_attention(length, size):
     np.testing.assert_allclose(out[:length], expected, atol=ATOL)
 
 
+@pytest.mark.parametrize("size", [1, 8])
+def test_what_is_not_finite_spoils_its_own_token_and_is_not_stored(size):
+    rng = np.random.default_rng(size)
+    group = tiles(page_rows(rng, 1)[0], 0, 24, size)
+    q, k, v = random_qkv(rng, 24)
+    expected, _ = attend(
+        (group,), q, k.at[9, 1].set(0).at[3, 0, 2].set(0), v.at[17, 1, 5].set(0), empty_cache(), jnp.int32(1)
+    )
+    damaged = k.at[9, 1].set(jnp.nan).at[3, 0, 2].set(jnp.inf), v.at[17, 1, 5].set(-jnp.inf)
+    out, cache = attend((group,), q, *damaged, empty_cache(), jnp.int32(1))
+    is_spoilt = np.zeros((24, N), bool)
+    is_spoilt[9, 2:] = is_spoilt[3, :2] = is_spoilt[17, 2:] = True  # the query heads of that KV head
+    np.testing.assert_array_equal(np.isnan(out), np.broadcast_to(is_spoilt[..., None], out.shape))
+    np.testing.assert_array_equal(out[~is_spoilt], expected[~is_spoilt])
+    assert np.isfinite(cache.k_LPKGH).all() and np.isfinite(cache.v_LPKGH).all()
+
+
 @pytest.mark.parametrize("first", [1, 31, 130])
 def test_a_chunk_sees_the_chunks_before_it(first):
     rng = np.random.default_rng(first)
