@@ -82,8 +82,15 @@ class CountingPrograms:
     def __init__(self, num_slots, max_tiles):
         self.spec = StepSpec(CONFIG, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS)
         self.shapes = step_shapes(num_slots, max_tiles)
+        self.num_to_fail = 0
+
+    def reset(self):
+        pass
 
     def run(self, shape, packed, masks=None):
+        if self.num_to_fail:
+            self.num_to_fail -= 1
+            raise RuntimeError("device lost")
         sample_position_R = self.spec.layout(shape).split(packed)[0][3]
         return np.array([counted(int(position)) for position in sample_position_R], np.int32), None
 

@@ -94,6 +94,8 @@ class StepStats:
     """Seconds that the engine's thread spent in steps, without waiting for the device."""
     step_device_wait_s: float = 0.0
     """Seconds that it waited for the tokens of steps."""
+    num_failed_steps: int = 0
+    """Steps that raised; the engine started anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from serving.engine.step_clock import StepClock
 @dataclass(slots=True)
 class EngineCounts:
     num_steps: int = 0
+    num_failed_steps: int = 0
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -34,6 +35,7 @@ class EngineCounts:
     def stats(self, clock: StepClock) -> StepStats:
         return StepStats(
             num_steps=self.num_steps,
+            num_failed_steps=self.num_failed_steps,
             num_preemptions=self.num_preemptions,
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,

@@ -59,23 +59,31 @@ class Engine:
         self._intake = Intake(eos_token_ids, self.max_seq_len, limits.page_size, draw_seed)
         self.vocab_size = spec.config.vocab_size
         self._programs = programs
-        self._pool = pool
         self._limits = limits
         self._max_waiting = max_waiting
         self._overlap = overlap
+        self._prefix_cache = prefix_cache
+        self._take_pool(pool)
+        self._clock = StepClock()
+        self._mask_writer = MaskWriter()
+        self.ring = StepRing()
+        self._counts = EngineCounts()
+        self._num_plans = 0
+
+    def _take_pool(self, pool: PagePool) -> None:
+        """Nobody waits, runs, or is in flight; no page holds anything."""
+        spec = self._programs.spec
+        self._pool = pool
         self._table = PageTable(spec.num_slots, spec.pages_per_slot)
-        cache = PrefixCache(pool, enabled=prefix_cache)
-        self._pages = SlotPages(pool, cache, self._table, limits.page_size)
+        cache = PrefixCache(pool, enabled=self._prefix_cache)
+        self._pages = SlotPages(pool, cache, self._table, self._limits.page_size)
         self._settings = SlotSettings(spec.num_slots)
         self._slots = SlotTable(spec.num_slots)
         self._waiting = WaitingQueue()
         self._by_id: dict[str, Sequence] = {}
         self._in_flight: InFlight | None = None
-        self._clock = StepClock()
-        self._mask_writer = MaskWriter()
-        self.ring = StepRing()
-        self._counts = EngineCounts()
-        self._num_plans = self._num_promoted = 0
+        self._num_promoted = 0
+        self._unsaid: dict[str, SequenceOutput] = {}  # ends of this step, lost if it raises
 
     @property
     def has_work(self) -> bool:
@@ -108,14 +116,40 @@ class Engine:
     def abort(self, request_id: str) -> SequenceOutput | None:
         """End a request now; its slot and pages are free for the very next step."""
         sequence = self._by_id.get(request_id)
-        return None if sequence is None else self._finish(sequence, FinishReason.ABORT)
+        if sequence is None:
+            return None
+        ended = self._finish(sequence, FinishReason.ABORT)
+        self._unsaid.clear()
+        return ended
+
+    def recover(self, error: ServiceError) -> tuple[SequenceOutput, ...]:
+        """Start anew after a step that raised, wherever it stood: empty arrays on the device, an empty pool. Requests
+        that had begun end with `error`; those that never had a slot wait on.
+
+        Raises what the device raises when it cannot even hold empty arrays; then nothing has ended yet.
+        """
+        self._counts.num_failed_steps += 1
+        self._programs.reset()
+        waiting = [s for s in self._by_id.values() if s.slot == NO_SLOT and not s.was_admitted]
+        outputs = self._drop(self._by_id.keys() - {s.request_id for s in waiting}, error)
+        self._take_pool(PagePool(self._pool.num_usable + 1))
+        for sequence in waiting:
+            self._by_id[sequence.request_id] = sequence
+            self._waiting.add(sequence)
+        self._num_promoted = sum(s.is_promoted for s in waiting)
+        return outputs
 
     def fail_all(self, error: ServiceError) -> tuple[SequenceOutput, ...]:
-        """End every request with an error, after a step has failed."""
-        self._in_flight = None
-        outputs = tuple(self._finish(s, FinishReason.ERROR, error=error) for s in list(self._by_id.values()))
-        self._pages.forget_cached()
+        """End every request with an error, in whatever state a step has left the engine."""
+        outputs = self._drop(self._by_id.keys(), error)
+        self._take_pool(PagePool(self._pool.num_usable + 1))
         return outputs
+
+    def _drop(self, names: Iterable[str], error: ServiceError) -> tuple[SequenceOutput, ...]:
+        """The ends that the last step did not come to tell, and those of `names`, whose slots and pages are past care:
+        a new pool follows."""
+        failed = [SequenceOutput(name, (), FinishReason.ERROR, error, self._by_id[name].num_cached) for name in names]
+        return (*self._unsaid.values(), *failed)
 
     def step(self, now: float = 0.0) -> tuple[SequenceOutput, ...]:
         """Dispatch the next step, then hand out the tokens of the one before. Deadlines before `now`, in monotonic
@@ -130,6 +164,7 @@ class Engine:
         if dispatched is not None:
             outputs += self._commit_tokens(dispatched)
         self.ring.end(*self._clock.end_step())
+        self._unsaid.clear()
         return tuple(outputs)
 
     def check_integrity(self) -> None:
@@ -289,7 +324,7 @@ class Engine:
         error: ServiceError | None = None,
         logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> SequenceOutput:
-        """The one place where a request ends: slot and pages are freed here."""
+        """The one place where a request ends, but for failed steps: slot and pages are freed here."""
         sequence.finish_reason = reason
         del self._by_id[sequence.request_id]
         self._num_promoted -= sequence.is_promoted
@@ -297,7 +332,9 @@ class Engine:
             self._waiting.remove(sequence)
         else:
             self._leave_slot(sequence)
-        return SequenceOutput(sequence.request_id, tokens, reason, error, sequence.num_cached, logprobs)
+        ended = SequenceOutput(sequence.request_id, tokens, reason, error, sequence.num_cached, logprobs)
+        self._unsaid[sequence.request_id] = ended
+        return ended
 
     def _leave_slot(self, sequence: Sequence) -> None:
         """Free slot and pages. A step in flight may still write there: it runs before any step that reuses them."""

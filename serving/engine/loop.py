@@ -4,7 +4,8 @@
 2. The thread empties the inbox; when the engine is idle it waits there.
 3. It runs one step: dispatch the next device call, read the tokens of the one before.
 4. News of the step, and how full the engine is, go to `on_step` as one value.
-5. A step that raises fails the requests it held, once, and the engine for good: its device state is not to be trusted.
+5. A step that raises fails the requests that had begun, and the engine starts anew with empty pages: what lies on the
+   device is not to be trusted. After `MAX_FAILURES` in a row without a token in between it fails for good.
    What the last steps planned is written to a file, also when the thread itself crashes.
 """
 
@@ -25,6 +26,8 @@ from serving.errors import EngineFailed, ServiceError
 from serving.request import FinishReason, Load
 
 logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 3
 
 
 class _Stop:
@@ -48,6 +51,8 @@ class EngineThread:
         self._state = EngineState.STARTING
         self._load = engine.load
         self._tracing = False
+        self._num_failures = 0
+        """Steps that raised since the last token."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -119,12 +124,28 @@ class EngineThread:
     def _step(self) -> list[SequenceOutput]:
         try:
             with trace.traced_step(self._engine.stats.num_steps) if self._tracing else nullcontext():
-                return list(self._engine.step(time.monotonic()))
+                outputs = list(self._engine.step(time.monotonic()))
         except Exception as error:
-            logger.exception("the step failed; all requests of this engine fail and it takes no more")
-            self._state = EngineState.FAILED
+            logger.exception("the step failed")
             self._dump_steps()
-            return list(self._engine.fail_all(_step_failed(error)))
+            return list(self._recover(_step_failed(error)))
+        if outputs and any(output.token_ids for output in outputs):
+            self._num_failures = 0
+        return outputs
+
+    def _recover(self, failed: EngineFailed) -> tuple[SequenceOutput, ...]:
+        self._num_failures += 1
+        if self._num_failures < MAX_FAILURES:
+            try:
+                outputs = self._engine.recover(failed)
+            except Exception:
+                logger.exception("the device cannot be set up anew")
+            else:
+                logger.error("%d requests failed with the step; the engine goes on with empty pages", len(outputs))
+                return outputs
+        logger.error("failed %d times without a token in between: this engine takes no more", self._num_failures)
+        self._state = EngineState.FAILED
+        return self._engine.fail_all(failed)
 
     def _dump_steps(self) -> None:
         """A full disk must not hide the failure itself."""
@@ -163,6 +184,10 @@ class EngineThread:
             self._engine.submit(request)
         except ServiceError as error:
             return SequenceOutput(request.request_id, (), FinishReason.ERROR, error)
+        except Exception:  # of one request, before it was queued
+            logger.exception("request %s cannot be queued", request.request_id)
+            failed = EngineFailed("the request could not be queued; the log of the replica says why.")
+            return SequenceOutput(request.request_id, (), FinishReason.ERROR, failed)
         return None
 
 

@@ -92,10 +92,6 @@ class SlotPages:
         self._pool.release(reversed(self._table.clear(sequence.slot)))
         sequence.num_published = sequence.num_scheduled = 0
 
-    def forget_cached(self) -> None:
-        """The device's memory is not to be trusted."""
-        self._cache.clear()
-
     def check_integrity(self) -> None:
         """Assert that every page has its owners, and that free slots own none."""
         self._pool.check_integrity(self._table.held_pages())

@@ -143,6 +143,7 @@ class Programs:
         self._last_token_B = jax.device_put(np.zeros(spec.num_slots + 1, np.int32), self._whole)
         self._slots = jax.device_put(empty_slots(spec.num_slots + 1, spec.config.vocab_size), self._whole)
         self._write_slot: jax.stages.Compiled | None = None
+        self._empty: jax.stages.Compiled | None = None
         self._all_allowed: dict[int, jax.Array] = {}  # by number of rows
         self._compiled: dict[StepShape, jax.stages.Compiled] = {}
 
@@ -164,12 +165,12 @@ class Programs:
     def compile(self, shapes: tuple[StepShape, ...], on_done: Callable[[StepShape], None], num_threads: int) -> None:
         """Compile every shape before the first request; XLA works outside the GIL, so threads help."""
         with ThreadPoolExecutor(num_threads, "compile") as pool:
-            writing = pool.submit(self._compile_write_slot)
+            writing, emptying = pool.submit(self._compile_write_slot), pool.submit(self._compile_empty)
             futures = {pool.submit(self._compile_one, shape): shape for shape in shapes}
             for future in as_completed(futures):
                 future.result()
                 on_done(futures[future])
-        self._write_slot = writing.result()
+        self._write_slot, self._empty = writing.result(), emptying.result()
         self._compiled = {futures[f]: f.result() for f in futures}
         for rows in {shape.rows for shape in shapes}:
             self._all_allowed[rows] = jax.device_put(self.new_masks(rows), self._whole)
@@ -188,6 +189,25 @@ class Programs:
         packet = jax.ShapeDtypeStruct((PACKET,), jnp.int32, sharding=self._whole)
         jitted = jax.jit(write_slot, donate_argnums=0, out_shardings=self._whole)
         return jitted.lower(self._slots, packet).compile()
+
+    def _compile_empty(self) -> jax.stages.Compiled:
+        state = (self._cache, self._last_token_B, self._slots)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+
+        def empty() -> tuple[KVCache, jax.Array, SlotState]:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        return jax.jit(empty, out_shardings=shardings).lower().compile()
+
+    def reset(self) -> None:
+        """Empty device state, in place of what a failed step has taken with it or left half written. Waits for it, and
+        raises what the device raises."""
+        assert self._empty is not None, "compile() comes first"
+        for leaf in jax.tree.leaves((self._cache, self._last_token_B, self._slots)):
+            if not leaf.is_deleted():
+                leaf.delete()  # first, since there may be no room for both
+        self._cache, self._last_token_B, self._slots = jax.block_until_ready(self._empty())
 
     def new_masks(self, rows: int) -> NDArray[np.int32]:
         """int32[rows, words] that allow everything; see `masks`."""

@@ -54,6 +54,8 @@ class ReplicaCollector(Collector):
         yield self._counter("podstream:prefill_tokens", "Tokens computed in prefill.", stats.prefill_tokens)
         yield self._counter("vllm:num_preemptions", "Requests put back to wait.", stats.num_preemptions)
         yield self._counter("podstream:steps", "Engine steps.", stats.num_steps)
+        failed = "Steps that failed; after some in a row the replica is restarted."
+        yield self._counter("podstream:failed_steps", failed, stats.num_failed_steps)
         host = "Time of the engine's thread in steps, without waiting for the device."
         yield self._counter("podstream:step_host_seconds", host, stats.step_host_s)
         wait = "Time that the engine's thread waited for the device."

@@ -13,13 +13,24 @@ from podstream.cli import main
 from tests.fakes import FakeEngineLoop, fake_card
 
 
+class Engine(FakeEngineLoop):
+    def __init__(self, options):
+        super().__init__(step_delay_s=options.step_delay_s)
+        self._last_step = options.break_after
+
+    def _step(self):
+        if self.num_steps == self._last_step:
+            self.fail()
+        return super()._step()
+
+
 def make_build(options):
     def build(config, progress):
         progress("loading echo: 1 of 2 MiB")
         time.sleep(options.load_s)
         if options.fail:
             raise CheckpointError("the checkpoint has a hole.")
-        return FakeEngineLoop(step_delay_s=options.step_delay_s), fake_card()
+        return Engine(options), fake_card()
 
     return build
 
@@ -28,6 +39,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser()
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--step-delay-s", type=float, default=0.005)
+    parser.add_argument("--break-after", type=int)
     parser.add_argument("--fail", action="store_true")
     return parser.parse_args(arguments)
 

@@ -9,6 +9,8 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from serving.errors import ServiceError
+from serving.replica.status import ReplicaState
 from serving.replica.transport import open_channel
 from serving.request import Request, SamplingParams, TextPrompt
 from tests.fakes import FAKE_NAME, echo, sse_events
@@ -89,6 +91,20 @@ async def test_a_replica_that_cannot_load_says_why_in_one_sentence(address):
         _, errors = await asyncio.wait_for(process.communicate(), 10)
     assert process.returncode == 1
     assert errors.decode().strip() == "the checkpoint has a hole."
+
+
+async def test_a_replica_whose_engine_fails_says_so_and_ends(address):
+    argv = replica_argv(address, "--break-after", "5")
+    async with running(argv) as process, running_client(address, ready=False) as client:
+        await until(lambda: client.ready, 10)
+        generation = client.generate(request(500))
+        with pytest.raises(ServiceError, match="fake engine failed"):
+            async for _ in generation:
+                pass
+        await until(lambda: client.status.state is ReplicaState.FAILED)
+        _, errors = await asyncio.wait_for(process.communicate(), 10)
+    assert process.returncode == 1
+    assert "the engine failed and the replica ends" in errors.decode()
 
 
 async def test_a_replica_stops_while_it_loads(address):

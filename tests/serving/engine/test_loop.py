@@ -8,10 +8,10 @@ import jax
 import pytest
 
 from serving.engine.api import EngineState
-from serving.engine.loop import EngineThread
+from serving.engine.loop import MAX_FAILURES, EngineThread
 from serving.errors import EngineFailed, InvalidRequest, Overloaded
 from serving.request import FinishReason, SamplingParams
-from tests.engines import request, tiny_engine
+from tests.engines import request, run, tiny_engine
 
 LONG = SamplingParams(temperature=0.0, max_tokens=100)
 
@@ -99,27 +99,127 @@ def test_stop_ends_what_is_left(started):
     assert len(listener.ended) == 8
 
 
-def test_a_failing_step_fails_its_requests_once_and_the_engine_takes_no_more(started, monkeypatch, tmp_path, caplog):
-    engine = tiny_engine()
-    loop, listener = started(engine)
-    loop.submit(request("a", [1, 2, 3], LONG))
-    listener.wait(lambda: listener.tokens.get("a"))
+def fail_steps(monkeypatch, engine, count):
+    """The next `count` dispatches take the donated arrays with them and raise."""
+    programs, left = engine._programs, [count]
+    run = programs.run
 
-    def broken(now):
+    def broken(*arguments):
+        if not left[0]:
+            return run(*arguments)
+        left[0] -= 1
+        for leaf in jax.tree.leaves((programs._cache, programs._last_token_B, programs._slots)):
+            leaf.delete()
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(engine, "step", broken)
-    listener.wait(lambda: "a" in listener.ended)
-    assert "RuntimeError: device lost" in str(listener.ended["a"].error)
-    assert loop.state is EngineState.FAILED
-    loop.submit(request("b", [1]))
-    listener.wait(lambda: "b" in listener.ended)
-    assert isinstance(listener.ended["b"].error, EngineFailed)
+    monkeypatch.setattr(programs, "run", broken)
+
+
+def test_a_failing_step_fails_its_requests_once_and_the_engine_goes_on(started, monkeypatch, tmp_path, caplog):
+    engine = tiny_engine()
+    loop, listener = started(engine)
+    loop.submit(request("before", [1, 2, 3]))
+    listener.wait(lambda: "before" in listener.ended)
+    for i in range(4):
+        loop.submit(request(i, [i, 2, 3], LONG))
+    listener.wait(lambda: len(listener.tokens) == 5)
+    fail_steps(monkeypatch, engine, 1)
+    listener.wait(lambda: len(listener.ended) == 5)
+    for i in range(4):
+        assert isinstance(listener.ended[str(i)].error, EngineFailed)
+        assert "RuntimeError: device lost" in str(listener.ended[str(i)].error)
+    assert loop.state is EngineState.READY
+    loop.submit(request("after", [1, 2, 3]))
+    listener.wait(lambda: "after" in listener.ended)
+    assert listener.tokens["after"] == listener.tokens["before"]
+    assert listener.ended["after"].cached_tokens == 0
+    stats = listener.steps[-1].stats
+    assert (stats.num_failed_steps, stats.num_compiles_after_ready) == (1, 0)
     (dump,) = tmp_path.glob("steps-*.jsonl")
     assert f"is in {dump}" in caplog.text
     steps = [json.loads(line) for line in dump.read_text().splitlines()]
-    assert (steps[0]["admitted"], steps[0]["num_prefill"], steps[0]["prefill_tokens"]) == (["a"], 1, 3)
-    assert {(step["shape"], step["num_decode"]) for step in steps[1:]} == {("decode 1 rows", 1)}
+    assert (steps[0]["admitted"], steps[0]["num_prefill"], steps[0]["prefill_tokens"]) == (["before"], 1, 3)
+
+
+def test_requests_that_wait_survive_a_failing_step(monkeypatch):
+    engine = tiny_engine()
+    for i in range(6):
+        engine.submit(request(i, [i, 2, 3]))
+    for _ in range(6):
+        engine.step()
+    fail_steps(monkeypatch, engine, 1)
+    with pytest.raises(RuntimeError, match="device lost"):
+        engine.step()
+    ended = engine.recover(EngineFailed("test"))
+    engine.check_integrity()
+    assert {output.request_id for output in ended} == {"0", "1", "2", "3"}
+    assert engine.load.free_pages == engine.load.total_pages and engine.load.num_waiting == 2
+    told = {"4": [], "5": []}
+    while engine.has_work:
+        for output in engine.step():
+            told[output.request_id] += output.token_ids
+    assert told == {name: run(tiny_engine(), [request(name, [int(name), 2, 3])])[name][0] for name in told}
+
+
+def test_a_step_that_fails_while_it_hands_out_tokens_loses_no_end(started, monkeypatch):
+    """One request's end is known already when the next one's token raises."""
+    engine = tiny_engine()
+    loop, listener = started(engine)
+    commit = engine._commit_odd
+
+    def broken(sequence, *arguments):
+        if sequence.request_id == "second":
+            raise MemoryError("host is full")
+        return commit(sequence, *arguments)
+
+    monkeypatch.setattr(engine, "_commit_odd", broken)
+    short = SamplingParams(temperature=0.0, max_tokens=2)
+    loop.submit(request("first", [1, 2, 3], short))
+    loop.submit(request("second", [1, 2, 3], short))
+    listener.wait(lambda: len(listener.ended) == 2)
+    assert listener.ended["first"].finish_reason is FinishReason.LENGTH
+    assert len(listener.tokens["first"]) == 2
+    assert "MemoryError: host is full" in str(listener.ended["second"].error)
+
+
+def test_failures_without_a_token_in_between_end_the_engine(started, monkeypatch):
+    engine = tiny_engine()
+    loop, listener = started(engine)
+    fail_steps(monkeypatch, engine, MAX_FAILURES - 1)
+    for name in ("a", "b", "c"):
+        loop.submit(request(name, [1, 2, 3]))
+        listener.wait(lambda name=name: name in listener.ended)
+    assert listener.ended["c"].finish_reason is FinishReason.LENGTH
+    fail_steps(monkeypatch, engine, MAX_FAILURES)
+    for name in ("d", "e", "f", "g"):
+        loop.submit(request(name, [1, 2, 3]))
+        listener.wait(lambda name=name: name in listener.ended)
+    assert all(isinstance(listener.ended[name].error, EngineFailed) for name in "defg")
+    assert loop.state is EngineState.FAILED
+    engine._programs.reset()  # shared by all tests
+
+
+def test_a_device_that_cannot_be_set_up_anew_ends_the_engine(started, monkeypatch, caplog):
+    engine = tiny_engine()
+    loop, listener = started(engine)
+    with monkeypatch.context() as patch:
+        fail_steps(patch, engine, 1)
+        patch.setattr(engine._programs, "reset", None)
+        for i in range(6):
+            loop.submit(request(i, [1, 2, 3]))
+        listener.wait(lambda: len(listener.ended) == 6)
+    assert loop.state is EngineState.FAILED
+    assert "cannot be set up anew" in caplog.text
+    engine._programs.reset()  # shared by all tests
+
+
+def test_a_request_that_cannot_be_queued_fails_alone(started):
+    loop, listener = started(tiny_engine())
+    loop.submit(request("odd", [1, 2], sampling=None))
+    loop.submit(request("even", [1, 2]))
+    listener.wait(lambda: len(listener.ended) == 2)
+    assert isinstance(listener.ended["odd"].error, EngineFailed)
+    assert listener.ended["even"].finish_reason is FinishReason.LENGTH
 
 
 def test_a_dispatch_that_fails_is_the_last_step_of_the_dump(started, monkeypatch, tmp_path):

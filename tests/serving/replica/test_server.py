@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from serving.engine.build import TILE_TOKENS
+from serving.engine.loop import MAX_FAILURES, EngineThread
+from serving.engine.plan import Limits
 from serving.replica import convert
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaStub
 from serving.replica.transport import open_channel
 from serving.request import Request, SamplingParams, TextPrompt
+from tests.engines import PAGE_SIZE, counting_engine
 from tests.fakes import FAKE_NAME, FakeEngineLoop, echo
 from tests.services import EngineConfig, running_replica, until
 
@@ -174,6 +178,28 @@ async def test_an_engine_that_fails_fails_its_requests():
         said = await read_until_finished(call, [1])
         await asyncio.wait_for(replica.service.engine_failed(), 2)
     assert said[1][2][0].error.code == "engine_failed"
+
+
+async def test_a_failing_step_fails_what_had_begun_and_the_next_request_is_answered(tmp_path):
+    """A real engine in its thread, over steps that need no device."""
+    engine = counting_engine(Limits(PAGE_SIZE, TILE_TOKENS, 2))
+    loop = EngineThread(engine, lambda: 0, tmp_path)
+    async with running_replica(loop) as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(1)]))
+        before = await read_until_finished(call, [1])
+        engine._programs.num_to_fail = 1
+        await call.write(pb.ClientBatch(submits=[submit(2)]))
+        failed = await read_until_finished(call, [2])
+        await call.write(pb.ClientBatch(submits=[submit(3)]))
+        after = await read_until_finished(call, [3])
+        engine._programs.num_to_fail = MAX_FAILURES
+        for handle in range(4, 4 + MAX_FAILURES):
+            await call.write(pb.ClientBatch(submits=[submit(handle)]))
+            await read_until_finished(call, [handle])
+        await asyncio.wait_for(replica.service.engine_failed(), 2)
+    assert (failed[2][2][0].error.code, len(failed[2][2])) == ("engine_failed", 1)
+    assert "device lost" in failed[2][2][0].error.message
+    assert after[3][1] == before[1][1] and after[3][2][0].reason == "length"
 
 
 async def test_one_answer_without_text_does_not_harm_the_others(caplog):
