@@ -28,22 +28,26 @@ class AttentionFn(Protocol):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rope (Ainslie et al. 2023, arXiv 2305.13245)."""
+    """Grouped-query attention with rope (Ainslie et al. 2023, arXiv 2305.13245).
+
+    `qkv` is one weight, so one product: for each KV head the query heads that share it, then its key, then its value.
+    Split over KV heads it needs no communication.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         D, N, K, H = config.embed_dim, config.num_heads, config.num_kv_heads, config.head_dim
-        self.query = weight(rngs, (D, N, H), (axes.EMBED, axes.HEADS, axes.HEAD_DIM), D)
-        self.key = weight(rngs, (D, K, H), (axes.EMBED, axes.KV_HEADS, axes.HEAD_DIM), D)
-        self.value = weight(rngs, (D, K, H), (axes.EMBED, axes.KV_HEADS, axes.HEAD_DIM), D)
+        names = (axes.EMBED, axes.KV_HEADS, axes.GROUP, axes.HEAD_DIM)
+        self.qkv = weight(rngs, (D, K, N // K + 2, H), names, D)
         self.out = weight(rngs, (N, H, D), (axes.HEADS, axes.HEAD_DIM, axes.EMBED), N * H)
 
     def __call__(
         self, x_TD: jax.Array, rope: tuple[jax.Array, jax.Array], attend: AttentionFn, cache: Any, layer: jax.Array
     ) -> tuple[jax.Array, Any]:
-        q_TNH = rotate(product("TD,DNH->TNH", x_TD, self.query), rope)
-        k_TKH = rotate(product("TD,DKH->TKH", x_TD, self.key), rope)
-        v_TKH = product("TD,DKH->TKH", x_TD, self.value)
-        out_TNH, cache = attend(q_TNH, k_TKH, v_TKH, cache, layer)
+        qkv_TKAH = product("TD,DKAH->TKAH", x_TD, self.qkv)
+        turned_TKAH = rotate(qkv_TKAH[:, :, :-1], rope)
+        T, K, A, H = turned_TKAH.shape
+        q_TNH = turned_TKAH[:, :, :-1].reshape(T, K * (A - 1), H)
+        out_TNH, cache = attend(q_TNH, turned_TKAH[:, :, -1], qkv_TKAH[:, :, -1], cache, layer)
         return product("TNH,NHD->TD", out_TNH, self.out), cache
 
 

@@ -10,6 +10,7 @@ Letters, used as suffixes (`logits_BV`) throughout the project:
     Q  query tokens per tile                 K  key/value heads      G  tokens per page
     U  key tokens                            H  head dim             L  layers
     R  rows of one step                      E  edits per slot       X  log-probabilities per row
+    A  heads of one KV group: its queries, its key and its value     C  gate and up of a gated MLP
 """
 
 LAYERS = "layers"
@@ -18,6 +19,8 @@ MLP = "mlp"
 HEADS = "heads"
 KV_HEADS = "kv_heads"
 HEAD_DIM = "head_dim"
+GROUP = "group"
+PAIR = "pair"
 VOCAB = "vocab"
 
-ALL = (LAYERS, EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM, VOCAB)
+ALL = (LAYERS, EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM, GROUP, PAIR, VOCAB)

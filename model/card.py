@@ -8,7 +8,7 @@ from typing import Any
 from model.config import ModelConfig
 from model.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)

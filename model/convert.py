@@ -2,19 +2,20 @@
 
     {"embed": {"embedding": VD},
      "layers": {"attention_norm": {"scale": LD},
-                "attention": {"query": LDNH, "key": LDKH, "value": LDKH, "out": LNHD},
+                "attention": {"qkv": LDKAH, "out": LNHD},
                 "mlp_norm": {"scale": LD},
-                "mlp": {"gate": LDF, "up": LDF, "down": LFD}},
+                "mlp": {"gate_up": LDCF, "down": LFD}},
      "final_norm": {"scale": D},
      "head": {"kernel": DV}}                 # absent when the embeddings are tied
 
-Hugging Face stores matrices `[out, in]` with heads flattened; here they are `[in, out]` with heads apart and the
-layers stacked in front, so that one scan runs over them.
+Hugging Face stores matrices `[out, in]` with heads flattened; here they are `[in, out]` with heads apart, what is
+multiplied by the same input side by side, and the layers stacked in front, so that one scan runs over them.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -42,35 +43,41 @@ _HARMLESS = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One row of the table. Letters are the dimensions of `model.axes`; `NH` together is a flattened pair."""
+    """One row of the table: where a tensor of theirs lies in a leaf of ours.
+
+    Letters are the dimensions of `model.axes`, and `R` the query heads of a KV head; `NH` together is a flattened pair.
+    """
 
     source: str
     theirs: tuple[str, ...]
     path: TreePath
     ours: str
-
-    @property
-    def stacked(self) -> bool:
-        return self.ours.startswith("L")
+    """Dimensions of the tensor once it lies in the leaf; it is transposed if they come in another order."""
+    at: tuple[int | slice, ...] = ()
+    """Its place within the leaf (of one layer), if it is a part of it."""
 
     @property
     def transposed(self) -> bool:
-        return "".join(self.theirs) != self.ours.removeprefix("L")
+        return self.theirs[0][0] != self.ours[0]
 
 
+_ALL = slice(None)
+QKV, GATE_UP = ("layers", "attention", "qkv"), ("layers", "mlp", "gate_up")
+MERGED: Mapping[TreePath, str] = {QKV: "DKAH", GATE_UP: "DCF"}
+"""Leaves that several tensors make."""
 _IN_LAYER = "model.layers.{layer}."
 KEYS = (
     Key("model.embed_tokens.weight", ("V", "D"), ("embed", "embedding"), "VD"),
     Key(HEAD, ("V", "D"), ("head", "kernel"), "DV"),
-    Key(_IN_LAYER + "mlp.gate_proj.weight", ("F", "D"), ("layers", "mlp", "gate"), "LDF"),
-    Key(_IN_LAYER + "mlp.up_proj.weight", ("F", "D"), ("layers", "mlp", "up"), "LDF"),
-    Key(_IN_LAYER + "mlp.down_proj.weight", ("D", "F"), ("layers", "mlp", "down"), "LFD"),
-    Key(_IN_LAYER + "self_attn.q_proj.weight", ("NH", "D"), ("layers", "attention", "query"), "LDNH"),
-    Key(_IN_LAYER + "self_attn.k_proj.weight", ("KH", "D"), ("layers", "attention", "key"), "LDKH"),
-    Key(_IN_LAYER + "self_attn.v_proj.weight", ("KH", "D"), ("layers", "attention", "value"), "LDKH"),
-    Key(_IN_LAYER + "self_attn.o_proj.weight", ("D", "NH"), ("layers", "attention", "out"), "LNHD"),
-    Key(_IN_LAYER + "input_layernorm.weight", ("D",), ("layers", "attention_norm", "scale"), "LD"),
-    Key(_IN_LAYER + "post_attention_layernorm.weight", ("D",), ("layers", "mlp_norm", "scale"), "LD"),
+    Key(_IN_LAYER + "mlp.gate_proj.weight", ("F", "D"), GATE_UP, "DF", (_ALL, 0)),
+    Key(_IN_LAYER + "mlp.up_proj.weight", ("F", "D"), GATE_UP, "DF", (_ALL, 1)),
+    Key(_IN_LAYER + "mlp.down_proj.weight", ("D", "F"), ("layers", "mlp", "down"), "FD"),
+    Key(_IN_LAYER + "self_attn.q_proj.weight", ("NH", "D"), QKV, "DKRH", (_ALL, _ALL, slice(None, -2))),
+    Key(_IN_LAYER + "self_attn.k_proj.weight", ("KH", "D"), QKV, "DKH", (_ALL, _ALL, -2)),
+    Key(_IN_LAYER + "self_attn.v_proj.weight", ("KH", "D"), QKV, "DKH", (_ALL, _ALL, -1)),
+    Key(_IN_LAYER + "self_attn.o_proj.weight", ("D", "NH"), ("layers", "attention", "out"), "NHD"),
+    Key(_IN_LAYER + "input_layernorm.weight", ("D",), ("layers", "attention_norm", "scale"), "D"),
+    Key(_IN_LAYER + "post_attention_layernorm.weight", ("D",), ("layers", "mlp_norm", "scale"), "D"),
     Key("model.norm.weight", ("D",), ("final_norm", "scale"), "D"),
 )
 
@@ -78,8 +85,8 @@ KEYS = (
 def expected_shapes(config: ModelConfig) -> Tree:
     """The parameter tree of `config` with a shape tuple in place of each array."""
     tree: Tree = {}
-    for key in _keys(config):
-        _put(tree, key.path, _shape(config, key.ours))
+    for path, keys in _leaves(config):
+        _put(tree, path, _leaf_shape(config, keys))
     return tree
 
 
@@ -120,25 +127,40 @@ def convert_leaves(
     """
     target = _target(dtype or model.dtype)
     check_tensors(model)
-    total = sum(prod(_shape(model.config, key.ours)) for key in _keys(model.config)) * target.itemsize
+    leaves = _leaves(model.config)
+    total = sum(prod(_leaf_shape(model.config, keys)) for _, keys in leaves) * target.itemsize
     done = 0
-    for key in _keys(model.config):
-        leaf = np.empty(_shape(model.config, key.ours), target)
-        for num_bytes in _fill(model, key, leaf):
-            done += num_bytes
-            if on_progress is not None:
-                on_progress(done, total)
-        yield key.path, leaf
+    for path, keys in leaves:
+        leaf = np.empty(_leaf_shape(model.config, keys), target)
+        for key in keys:
+            for num_bytes in _fill(model, key, leaf):
+                done += num_bytes
+                if on_progress is not None:
+                    on_progress(done, total)
+        yield path, leaf
 
 
-def _keys(config: ModelConfig) -> Iterator[Key]:
-    return (key for key in KEYS if not (key.source == HEAD and config.tie_embeddings))
+def _leaves(config: ModelConfig) -> list[tuple[TreePath, list[Key]]]:
+    """Every leaf of the tree, and the rows that fill it."""
+    keys = [key for key in KEYS if not (key.source == HEAD and config.tie_embeddings)]
+    return [(path, list(rows)) for path, rows in groupby(keys, key=lambda key: key.path)]
+
+
+def _leaf_shape(config: ModelConfig, keys: list[Key]) -> tuple[int, ...]:
+    letters = MERGED.get(keys[0].path, keys[0].ours)
+    return _shape(config, "L" + letters if _is_stacked(keys[0]) else letters)
+
+
+def _is_stacked(key: Key) -> bool:
+    return key.path[0] == "layers"
 
 
 def _shape(config: ModelConfig, letters: str) -> tuple[int, ...]:
+    heads_per_group = config.num_heads // config.num_kv_heads
     sizes = {
         "L": config.num_layers, "V": config.vocab_size, "D": config.embed_dim, "F": config.mlp_dim,
         "N": config.num_heads, "K": config.num_kv_heads, "H": config.head_dim,
+        "R": heads_per_group, "A": heads_per_group + 2, "C": 2,
     }  # fmt: skip
     return tuple(sizes[letter] for letter in letters)
 
@@ -150,15 +172,16 @@ def _put(tree: Tree, path: TreePath, value: Any) -> None:
 
 
 def _sources(config: ModelConfig, key: Key) -> list[str]:
-    """The tensors that make one leaf, one per layer where layers are stacked."""
-    return [key.source.format(layer=layer) for layer in range(config.num_layers)] if key.stacked else [key.source]
+    """The tensors of one row, one per layer where layers are stacked."""
+    return [key.source.format(layer=n) for n in range(config.num_layers)] if _is_stacked(key) else [key.source]
 
 
 def _expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for key in _keys(config):
-        shape = tuple(prod(_shape(config, letters)) for letters in key.theirs)
-        for name in _sources(config, key):
-            yield name, shape
+    for _, keys in _leaves(config):
+        for key in keys:
+            shape = tuple(prod(_shape(config, letters)) for letters in key.theirs)
+            for name in _sources(config, key):
+                yield name, shape
 
 
 def _misfits(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, LazyTensor]) -> Iterator[str]:
@@ -185,9 +208,10 @@ def _target(dtype: str) -> np.dtype[Any]:
 
 def _fill(model: ForeignModel, key: Key, leaf: Array) -> Iterator[int]:
     """Write each source tensor into its place in `leaf`; yields the bytes written."""
-    places = leaf if key.stacked else leaf[np.newaxis]
-    for name, place in zip(_sources(model.config, key), places, strict=True):
+    layers = leaf if _is_stacked(key) else leaf[np.newaxis]
+    for name, layer in zip(_sources(model.config, key), layers, strict=True):
         numbers = _finite(model, name)
+        place = layer[key.at]
         place[...] = (numbers.T if key.transposed else numbers).reshape(place.shape)
         yield place.nbytes
 

@@ -1,7 +1,8 @@
-"""Decoder: the Llama-style transformer. Layers are stacked on a leading axis and scanned.
+"""Decoder: the Llama-style transformer. Layers are stacked on a leading axis and scanned, or kept one by one.
 
-One compiled layer body serves all layers, so that compile time does not grow with depth. The cache is carried through
-the scan, never passed as its input or output slices: those would be copied.
+Scanned, one compiled layer body serves all layers, so that compile time does not grow with depth. A CPU copies each
+layer's slice of a stacked weight before it multiplies, which costs as much as the product of one row: there each layer
+has its own arrays. The cache is carried, never passed as a scan's input or output slices: those would be copied.
 """
 
 from typing import Any
@@ -57,10 +58,14 @@ class Head(nnx.Module):
 class Decoder(nnx.Module):
     """Parameters as a nested dict are documented in `model.convert`, which fills them."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, stacked: bool = True) -> None:
         self.config = config
         self.embed = Embedding(config, rngs)
-        self.layers = _stacked_layers(config, rngs)
+        self.layers: DecoderLayer | nnx.List[DecoderLayer] = (
+            _stacked_layers(config, rngs)
+            if stacked
+            else nnx.List(DecoderLayer(config, rngs) for _ in range(config.num_layers))
+        )
         self.final_norm = RMSNorm(config.embed_dim, config.norm_eps)
         if not config.tie_embeddings:
             self.head = Head(config, rngs)
@@ -86,21 +91,33 @@ class Decoder(nnx.Module):
         """
         config = self.config
         rope = rope_table(positions_T, rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
-        layer_def, layer_state = nnx.split(self.layers)
+        layer_def, states = self._layer_states()
 
         def body(carry: tuple[jax.Array, Any], inputs: tuple[Any, jax.Array]) -> tuple[tuple[jax.Array, Any], None]:
             x_TD, cache = carry
             state, index = inputs
             return nnx.merge(layer_def, state)(x_TD, rope, attend, cache, index), None
 
-        indices_L = jnp.arange(config.num_layers, dtype=jnp.int32)
-        (x_TD, cache), _ = jax.lax.scan(body, (self.embed(tokens_T), cache), (layer_state, indices_L))
-        return x_TD, cache
+        carry = self.embed(tokens_T), cache
+        if isinstance(states, list):
+            traced_once = jax.jit(body)
+            for index, state in enumerate(states):
+                carry, _ = traced_once(carry, (state, jnp.int32(index)))
+        else:
+            carry, _ = jax.lax.scan(body, carry, (states, jnp.arange(config.num_layers, dtype=jnp.int32)))
+        return carry
 
     def logits(self, x_RD: jax.Array) -> jax.Array:
         """float32[R, V] from rows of `hidden`."""
         x_RD = self.final_norm(x_RD)
         return self.embed.logits(x_RD) if self.config.tie_embeddings else self.head(x_RD)
+
+    def _layer_states(self) -> tuple[Any, Any]:
+        """What all layers are, and the parameters of each: a list, or stacked."""
+        if not isinstance(self.layers, nnx.List):
+            return nnx.split(self.layers)
+        definitions, states = zip(*map(nnx.split, self.layers), strict=True)
+        return definitions[0], list(states)
 
 
 def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> DecoderLayer:

@@ -40,18 +40,16 @@ class RMSNorm(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202)."""
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202). Gate and up are one product."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        wide = (config.embed_dim, config.mlp_dim)
-        self.gate = weight(rngs, wide, (axes.EMBED, axes.MLP), config.embed_dim)
-        self.up = weight(rngs, wide, (axes.EMBED, axes.MLP), config.embed_dim)
-        self.down = weight(rngs, wide[::-1], (axes.MLP, axes.EMBED), config.mlp_dim)
+        D, F = config.embed_dim, config.mlp_dim
+        self.gate_up = weight(rngs, (D, 2, F), (axes.EMBED, axes.PAIR, axes.MLP), D)
+        self.down = weight(rngs, (F, D), (axes.MLP, axes.EMBED), F)
 
     def __call__(self, x_TD: jax.Array) -> jax.Array:
-        gate_TF = product("TD,DF->TF", x_TD, self.gate)
-        up_TF = product("TD,DF->TF", x_TD, self.up)
-        return product("TF,FD->TD", jax.nn.silu(gate_TF) * up_TF, self.down)
+        both_TCF = product("TD,DCF->TCF", x_TD, self.gate_up)
+        return product("TF,FD->TD", jax.nn.silu(both_TCF[:, 0]) * both_TCF[:, 1], self.down)
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> jax.Array:
@@ -69,13 +67,13 @@ def _stretch(frequencies: jax.Array, s: RopeScaling) -> jax.Array:
 
 
 def rope_table(positions_T: jax.Array, frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(cos, sin), each float32[T, 1, head_dim / 2], made once per step for all layers."""
-    angles = positions_T.astype(jnp.float32)[:, None] * frequencies
-    return jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
+    """(cos, sin), each float32[T, 1, 1, head_dim / 2], made once per step for all layers."""
+    angles_T11H = (positions_T.astype(jnp.float32)[:, None] * frequencies)[:, None, None, :]
+    return jnp.cos(angles_T11H), jnp.sin(angles_T11H)
 
 
-def rotate(x_TNH: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x_TKAH: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotate pairs (i, i + head_dim/2), the layout of Hugging Face checkpoints (GGUF pairs neighbours instead)."""
     cos, sin = table
-    left, right = jnp.split(x_TNH, 2, axis=-1)
+    left, right = jnp.split(x_TKAH, 2, axis=-1)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from model.card import FORMAT
 from model.errors import CheckpointError
 from model.file_lock import file_lock
 from podstream.home import environment
@@ -35,7 +36,7 @@ def ensure_demo_model(home: Path, console: Console) -> Path:
 
     Processes that race wait for the first one, and what a killed one left is removed. Raises SourceUnavailable.
     """
-    path = home / "models" / DEMO_NAME
+    path = home / "models" / f"{DEMO_NAME}.{FORMAT}"  # what an older podstream left there is not touched
     if not path.exists():
         with file_lock(home / "models" / f"{DEMO_NAME}.lock"):
             if not path.exists():

