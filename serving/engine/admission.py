@@ -68,7 +68,8 @@ class AdmissionDraft:
 
     def _cost(self, sequence: Sequence, match: Match, total: int) -> int | None:
         """Free pages that admitting it takes, perhaps after preempting for it; None when it cannot be admitted."""
-        cost = total - len(match.pages) + match.num_idle
+        # What it found may belong to someone who is preempted in this plan: counted as given back already.
+        cost = total if self.preempt else total - len(match.pages) + match.num_idle
         reserve = sum(self._reserve[: sequence.band + 1])
         if self._num_slots and cost + reserve <= self._num_pages:
             return cost

@@ -11,6 +11,8 @@ from itertools import pairwise
 
 from serving.engine.sequence import Sequence, rank
 
+SPARE = 64  # deadlines of others that are kept, so that throwing them away pays
+
 
 class WaitingQueue:
     def __init__(self) -> None:
@@ -28,6 +30,9 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         insort(self._ranked, sequence, key=rank)
         if sequence.request.deadline is not None and not sequence.was_admitted:
+            if len(self._deadlines) > 2 * len(self._ranked) + SPARE:  # most of them wait no more
+                self._deadlines = [entry for entry in self._deadlines if _may_be_late(entry[-1])]
+                heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (sequence.request.deadline, sequence.arrival, sequence))
 
     def remove(self, sequence: Sequence) -> None:
@@ -40,7 +45,7 @@ class WaitingQueue:
         late: dict[Sequence, None] = {}  # a promoted sequence was added twice
         while self._deadlines and self._deadlines[0][0] <= now:
             sequence = heapq.heappop(self._deadlines)[-1]
-            if not sequence.was_admitted and sequence.finish_reason is None:
+            if _may_be_late(sequence):
                 late[sequence] = None
         return list(late)
 
@@ -49,3 +54,7 @@ class WaitingQueue:
         ranks = [rank(sequence) for sequence in self._ranked]
         assert all(a < b for a, b in pairwise(ranks)), "the queue is out of order"
         assert all(s.slot < 0 and s.finish_reason is None and 0 <= s.num_pending <= 1 for s in self._ranked)
+
+
+def _may_be_late(sequence: Sequence) -> bool:
+    return not sequence.was_admitted and sequence.finish_reason is None

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kv.page_table import pages_for
 from serving.engine.build import TILE_TOKENS
 from serving.engine.plan import Limits
+from serving.engine.waiting import SPARE
 from serving.errors import DeadlineExceeded
 from serving.request import FinishReason, Priority, SamplingParams
 from tests.engines import PAGE_SIZE, counted, counting_engine, request
@@ -199,3 +200,26 @@ def test_ten_thousand_deadlines_and_aborts_take_no_time():
     reasons = [output.finish_reason for _, output in trace.ended.values()]
     assert (reasons.count(FinishReason.ABORT), reasons.count(FinishReason.ERROR)) == (2_000, 4_000)
     trace.engine.check_integrity()
+
+
+def test_pages_that_a_preempted_request_shares_with_a_newcomer_are_promised_once():
+    """In one plan: a chat takes the pages of a batch request, and a second one finds its prompt among them."""
+    trace = Trace(num_pages=28, num_slots=3)
+    trace.submit(ask("batch", 80, 30, BATCH))
+    for _ in range(20):
+        trace.advance()
+    trace.submit(ask("stranger", 32, 4))
+    trace.submit(ask("acquaintance", 80, 4))
+    trace.advance()
+    assert trace.engine.stats.num_preemptions == 1
+    trace.run_to_end()
+    trace.check_answers()
+
+
+def test_deadlines_that_never_come_leave_nothing_behind():
+    trace = Trace()
+    for i in range(400):
+        trace.submit(ask(i, 2, 1, deadline=1e9))
+        trace.advance()
+    trace.run_to_end()
+    assert len(trace.engine._waiting._deadlines) <= 2 * SPARE
