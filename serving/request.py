@@ -13,6 +13,7 @@ SEED_BITS = 63
 MAX_LOGIT_BIAS = 300
 MAX_BANNED_TOKENS = 128
 MAX_LOGPROBS = 20
+MAX_CHOICES = 16
 MODEL_DEFAULTED = frozenset({"temperature", "top_k", "top_p"})
 
 
@@ -96,6 +97,11 @@ class SamplingParams:
                 raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_CHARS} characters.", param="stop")
 
 
+def choice_seed(seed: int | None, choice: int) -> int | None:
+    """The seed of one of several answers: seed + choice, around the ends of 64 bits. Without one each draws its own."""
+    return None if seed is None else (seed + choice + 2**SEED_BITS) % 2 ** (SEED_BITS + 1) - 2**SEED_BITS
+
+
 class GrammarKind(enum.StrEnum):
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -163,6 +169,12 @@ class Request:
     grammar: Grammar | None = None
     """None: any text."""
     priority: Priority = Priority.INTERACTIVE
+    num_choices: int = 1
+    """Answers to the one prompt. Choice i with a seed is what a request with `choice_seed(seed, i)` would get."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_choices <= MAX_CHOICES:
+            raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {self.num_choices}.", param="n")
 
 
 @dataclass(frozen=True, slots=True)

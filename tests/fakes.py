@@ -34,8 +34,8 @@ class _Sequence:
     def next_id(self) -> int:
         if self.request.matcher is not None:
             return self._next_of_grammar(self.request.matcher)
-        prompt = self.request.token_ids
-        return prompt[len(self.token_ids) % len(prompt)]
+        prompt, seed = self.request.token_ids, self.request.sampling.seed or 0
+        return prompt[(len(self.token_ids) + seed) % len(prompt)]
 
     def _next_of_grammar(self, matcher) -> int:
         mask = np.unpackbits(np.frombuffer(matcher.native.compute_bitmask(), np.uint8), bitorder="little")
@@ -55,7 +55,7 @@ def logprobs_of(sequence):
 
 
 class FakeEngineLoop:
-    """Repeats its prompt: token i of the answer is prompt[i % len(prompt)]. Implements EngineLoop.
+    """Repeats its prompt: token i of the answer is prompt[(i + seed) % len(prompt)]. Implements EngineLoop.
 
     An answer that follows a grammar is made of the lowest tokens that it allows.
 

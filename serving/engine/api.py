@@ -31,6 +31,10 @@ class Matcher(Protocol):
         """Whether the token was possible here; if not, nothing is from now on."""
         ...
 
+    def copy(self) -> "Matcher":
+        """Another one at the same place."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
@@ -46,6 +50,9 @@ class EngineRequest:
     """Monotonic seconds; a request that has not been admitted by then ends with DeadlineExceeded."""
     matcher: Matcher | None = None
     """For an answer that must follow a grammar; the engine's alone from now on."""
+    after: str = ""
+    """Id of a request with the same prompt that was submitted before: this one waits until that one's prompt lies in
+    pages, if it can share them. Ignored when there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from serving.engine.pages import SlotPages
 from serving.engine.plan import Limits, StepPlan
 from serving.engine.planner import plan_step
 from serving.engine.sequence import INTERACTIVE, NO_SLOT, Sequence
+from serving.engine.siblings import Siblings
 from serving.engine.slot_state import sequence_packets
 from serving.engine.slots import SlotTable
 from serving.engine.step import Programs
@@ -80,6 +81,7 @@ class Engine:
         self._settings = SlotSettings(spec.num_slots)
         self._slots = SlotTable(spec.num_slots)
         self._waiting = WaitingQueue()
+        self._siblings = Siblings()
         self._by_id: dict[str, Sequence] = {}
         self._in_flight: InFlight | None = None
         self._num_promoted = 0
@@ -93,7 +95,7 @@ class Engine:
     def load(self) -> Load:
         return Load(
             num_running=self._slots.num_running,
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._siblings),
             free_slots=self._slots.num_free,
             total_slots=self._programs.spec.num_slots,
             free_pages=self._pool.num_free,
@@ -107,11 +109,16 @@ class Engine:
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises Overloaded when the queue is full, PromptTooLong when it can never fit."""
-        if len(self._waiting) >= self._max_waiting:
-            raise Overloaded(f"{len(self._waiting)} requests are waiting already, the limit; try again later.")
+        num_waiting = len(self._waiting) + len(self._siblings)
+        if num_waiting >= self._max_waiting:
+            raise Overloaded(f"{num_waiting} requests are waiting already, the limit; try again later.")
         sequence = self._intake.make(request, self._num_plans)
         self._by_id[request.request_id] = sequence
-        self._waiting.add(sequence)
+        first = self._by_id.get(request.after)
+        if first is not None and self._pages.will_share(first):
+            self._siblings.hold(sequence)
+        else:
+            self._waiting.add(sequence)
 
     def abort(self, request_id: str) -> SequenceOutput | None:
         """End a request now; its slot and pages are free for the very next step."""
@@ -172,7 +179,8 @@ class Engine:
         self._pages.check_integrity()
         self._slots.check_integrity()
         self._waiting.check_integrity()
-        known = [s for s in [*self._slots.sequences, *self._waiting.ranked] if s is not None]
+        waiting = [*self._waiting.ranked, *self._siblings.all]
+        known = [s for s in [*self._slots.sequences, *waiting] if s is not None]
         assert set(map(id, self._by_id.values())) == set(map(id, known))
         assert sum(s.is_promoted for s in known) == self._num_promoted
         occupied_B = self._slots.max_len_B > 0
@@ -277,6 +285,8 @@ class Engine:
         for row, sequence, num_written in step.prefilled:
             if tokens_R[row] != NOT_FINITE:
                 self._pages.publish(sequence, num_written)
+                if num_written >= sequence.num_prompt:
+                    self._release_siblings(sequence)
             elif sequence.finish_reason is None:
                 outputs.append(self._finish_broken(sequence))
         return outputs
@@ -328,13 +338,18 @@ class Engine:
         sequence.finish_reason = reason
         del self._by_id[sequence.request_id]
         self._num_promoted -= sequence.is_promoted
-        if sequence.slot == NO_SLOT:
-            self._waiting.remove(sequence)
-        else:
+        self._release_siblings(sequence)
+        if sequence.slot != NO_SLOT:
             self._leave_slot(sequence)
+        elif not self._siblings.remove(sequence):
+            self._waiting.remove(sequence)
         ended = SequenceOutput(sequence.request_id, tokens, reason, error, sequence.num_cached, logprobs)
         self._unsaid[sequence.request_id] = ended
         return ended
+
+    def _release_siblings(self, first: Sequence) -> None:
+        for sequence in self._siblings.let_go(first):
+            self._waiting.add(sequence)
 
     def _leave_slot(self, sequence: Sequence) -> None:
         """Free slot and pages. A step in flight may still write there: it runs before any step that reuses them."""

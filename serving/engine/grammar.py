@@ -55,6 +55,9 @@ class Matcher:
     def accept(self, token_id: int) -> bool:
         return self.native.consume_token(token_id)
 
+    def copy(self) -> "Matcher":
+        return Matcher(self.native.deep_copy())
+
 
 class MaskWriter:
     """Computes the masks of a step's rows in parallel, without the interpreter lock."""

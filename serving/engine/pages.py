@@ -49,6 +49,10 @@ class SlotPages:
     def enabled(self) -> bool:
         return self._cache.enabled
 
+    def will_share(self, sequence: Sequence) -> bool:
+        """Whether it has yet to publish full pages of its prompt, with which others could start."""
+        return self._cache.enabled and sequence.num_published < (sequence.num_prompt - 1) // self._page_size
+
     def match(self, sequence: Sequence) -> Match:
         """The longest cached beginning of a waiting sequence. Reads only."""
         if not self._cache.enabled:

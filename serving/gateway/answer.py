@@ -14,10 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from serving.errors import EngineFailed, ServiceError
 from serving.gateway import sse
-from serving.gateway.call import Call
+from serving.gateway.call import Call, total_usage
 from serving.gateway.errors import error_response
-from serving.gateway.formats import AnswerFormat
-from serving.replica.events import Delta, Finished, TokenLogprob
+from serving.gateway.formats import AnswerFormat, Choice
+from serving.replica.events import Delta, Finished
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +49,14 @@ class AnswerResponse(Response):
             await self._send_stream(send)
 
     async def _whole(self) -> Response:
-        parts: list[str] = []
-        logprobs: list[TokenLogprob] = []
-        while isinstance(event := await self._call.next(), Delta):
-            parts.append(event.text)
-            logprobs += event.logprobs
-        body = self._format.whole("".join(parts), event.reason, event.usage, logprobs)
-        return Response(body, media_type="application/json")
+        choices = [Choice() for _ in range(self._call.num_choices)]
+        finished: list[Finished] = []
+        while len(finished) < len(choices):
+            event = await self._call.next()
+            choices[event.choice].see(event)
+            if isinstance(event, Finished):
+                finished.append(event)
+        return Response(self._format.whole(choices, total_usage(finished)), media_type="application/json")
 
     async def _send_stream(self, send: Send) -> None:
         await send(_stream_start())
@@ -70,15 +71,21 @@ class AnswerResponse(Response):
 
     async def _send_events(self, send: Send) -> bytes:
         """Returns what closes the stream, so that it leaves together with its end."""
-        if opening := self._format.opening():
-            await _send_part(send, opening)
-        while isinstance(event := await self._call.next(), Delta):
-            if event.text or event.logprobs:
-                await _send_part(send, self._format.text(event.text, event.logprobs))
-        return self._closing(event)
-
-    def _closing(self, finished: Finished) -> bytes:
-        return self._format.closing(finished.reason) + self._format.usage(finished.usage) + sse.DONE
+        for choice in range(self._call.num_choices):
+            if opening := self._format.opening(choice):
+                await _send_part(send, opening)
+        finished: list[Finished] = []
+        while True:
+            event = await self._call.next()
+            if isinstance(event, Delta):
+                if event.text or event.logprobs:
+                    await _send_part(send, self._format.text(event.text, event.logprobs, event.choice))
+                continue
+            finished.append(event)
+            closing = self._format.closing(event.reason, event.choice)
+            if len(finished) == self._call.num_choices:
+                return closing + self._format.usage(total_usage(finished)) + sse.DONE
+            await _send_part(send, closing)
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

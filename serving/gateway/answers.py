@@ -36,4 +36,5 @@ def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
 
 def _head(prefix: str, body: ChatBody | CompletionBody) -> AnswerHead:
     created = int(time.time())
-    return AnswerHead(f"{prefix}-{uuid.uuid4().hex}", created, body.model, body.include_usage, body.wants_logprobs)
+    answer_id = f"{prefix}-{uuid.uuid4().hex}"
+    return AnswerHead(answer_id, created, body.model, body.include_usage, body.wants_logprobs, body.n or 1)

@@ -1,6 +1,8 @@
 """Call: one client's request on its way through the gateway, from admission to its one end, with its latencies."""
 
+import dataclasses
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serving.errors import Overloaded, ServiceError
@@ -21,7 +23,8 @@ class Services:
 
 
 class Call:
-    """`open`, `next` until Finished, and `close` whatever happened: that frees the slot of an unfinished answer."""
+    """`open`, `next` until every choice is Finished, and `close` whatever happened: that frees the slots of unfinished
+    answers, so one that fails takes the others with it."""
 
     def __init__(self, services: Services, request: Request) -> None:
         self._services = services
@@ -31,13 +34,18 @@ class Call:
         self._generation: Generation | None = None
         self._watch: Stopwatch | None = None
 
+    @property
+    def num_choices(self) -> int:
+        return self._request.num_choices
+
     async def open(self) -> None:
         """Admit, send, and wait until the replica accepts. Raises ServiceError."""
         self._services.admission.enter()
         self._entered = True
         self._generation = self._services.replica.generate(self._request)
         model = self._services.replica.status.model  # the served name: a client's spelling must not become a label
-        self._watch = Stopwatch(self._services.metrics.of_model(model), self._started)
+        metrics = self._services.metrics.of_model(model)
+        self._watch = Stopwatch(metrics, self._started, self._request.num_choices)
         await self._take()
 
     async def next(self) -> Delta | Finished:
@@ -69,30 +77,40 @@ class Call:
 
 
 class Stopwatch:
-    """Turns the events of one request into latencies. The first end counts."""
+    """Turns the events of one request into latencies. The first end counts, which is the last one of its answers."""
 
-    def __init__(self, metrics: ModelMetrics, started: float) -> None:
+    def __init__(self, metrics: ModelMetrics, started: float, num_choices: int = 1) -> None:
         self._metrics = metrics
-        self._started = self._last = started
-        self._seen_token = self._ended = False
+        self._started = started
+        self._last: dict[int, float] = {}  # by choice
+        self._finished: list[Finished] = []
+        self._num_choices = num_choices
+        self._ended = False
 
     def see(self, event: Event) -> None:
         match event:
-            case Delta(num_tokens=num_tokens) if num_tokens:
-                self._see_tokens(num_tokens)
-            case Finished(reason=reason, usage=usage):
-                self.end(reason, usage)
+            case Delta(num_tokens=num_tokens, choice=choice) if num_tokens:
+                self._see_tokens(num_tokens, choice)
+            case Finished():
+                self._finished.append(event)
+                if len(self._finished) == self._num_choices:
+                    self.end(event.reason, total_usage(self._finished))
 
     def end(self, reason: FinishReason, usage: Usage | None = None) -> None:
         if not self._ended:
             self._ended = True
             self._metrics.finish(reason, time.perf_counter() - self._started, usage)
 
-    def _see_tokens(self, num_tokens: int) -> None:
+    def _see_tokens(self, num_tokens: int, choice: int) -> None:
         now = time.perf_counter()
-        if self._seen_token:
-            self._metrics.next_tokens(now - self._last, num_tokens)
-        else:
-            self._seen_token = True
+        if not self._last:
             self._metrics.first_token(now - self._started)
-        self._last = now
+        elif choice in self._last:
+            self._metrics.next_tokens(now - self._last[choice], num_tokens)
+        self._last[choice] = now
+
+
+def total_usage(answers: Sequence[Finished]) -> Usage:
+    """Of all answers to one prompt, which counts once. What was cached is what the first one found."""
+    first = min(answers, key=lambda answer: answer.choice).usage
+    return dataclasses.replace(first, completion_tokens=sum(answer.usage.completion_tokens for answer in answers))

@@ -4,14 +4,14 @@ Chunks are put together from bytes (see `sse`), so the order of fields here is t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import orjson
 
 from serving.gateway import sse
 from serving.gateway.logprobs import chat_logprobs, completion_logprobs
-from serving.replica.events import TokenLogprob
+from serving.replica.events import Delta, Finished, TokenLogprob
 from serving.request import FinishReason, Usage
 
 
@@ -25,22 +25,43 @@ class AnswerHead:
     include_usage: bool = False
     logprobs: bool = False
     """Whether a whole answer shows log-probabilities; a chunk shows those that it has."""
+    num_choices: int = 1
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the answers, complete when it has a reason."""
+
+    parts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+    def see(self, event: Delta | Finished) -> None:
+        if isinstance(event, Finished):
+            self.reason = event.reason
+        else:
+            self.parts.append(event.text)
+            self.logprobs += event.logprobs
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
 
 
 class AnswerFormat(Protocol):
-    """How one endpoint writes an answer."""
+    """How one endpoint writes an answer. `choice` counts the answers to one prompt from 0."""
 
-    def opening(self) -> bytes: ...
+    def opening(self, choice: int = 0) -> bytes: ...
 
-    def text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes: ...
+    def text(self, text: str, logprobs: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes: ...
 
-    def closing(self, reason: FinishReason) -> bytes: ...
+    def closing(self, reason: FinishReason, choice: int = 0) -> bytes: ...
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk without choices that `include_usage` asks for; empty when it was not asked."""
         ...
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage, logprobs: Sequence[TokenLogprob] = ()) -> bytes: ...
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes: ...
 
 
 class ChatFormat:
@@ -50,32 +71,38 @@ class ChatFormat:
         self._head = head
         self._before = _chunk_start(head, "chat.completion.chunk")
         self._tail = _chunk_tail(head)
-        self._text = sse.TextEvent(
-            self._before + b'[{"index":0,"delta":{"content":', b'},"logprobs":null,"finish_reason":null}]' + self._tail
-        )
+        self._texts = [self._text_event(choice) for choice in range(head.num_choices)]
 
-    def opening(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": ""}, None)
+    def opening(self, choice: int = 0) -> bytes:
+        return self._chunk(choice, {"role": "assistant", "content": ""}, None)
 
-    def text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
-        return self._chunk({"content": text}, None, logprobs) if logprobs else self._text.fill(text)
+    def text(self, text: str, logprobs: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
+        return self._chunk(choice, {"content": text}, None, logprobs) if logprobs else self._texts[choice].fill(text)
 
-    def closing(self, reason: FinishReason) -> bytes:
-        return self._chunk({}, reason.value)
+    def closing(self, reason: FinishReason, choice: int = 0) -> bytes:
+        return self._chunk(choice, {}, reason.value)
 
     def usage(self, usage: Usage) -> bytes:
         return _usage_chunk(self._head, self._before, usage)
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        shown = chat_logprobs(logprobs) if self._head.logprobs else None
-        choice = {"index": 0, "message": message, "logprobs": shown, "finish_reason": reason.value}
-        return _whole(self._head, "chat.completion", choice, usage)
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return _whole(self._head, "chat.completion", [self._choice(*item) for item in enumerate(choices)], usage)
 
-    def _chunk(self, delta: dict[str, str], reason: str | None, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        shown = chat_logprobs(choice.logprobs) if self._head.logprobs else None
+        return {"index": index, "message": message, "logprobs": shown, "finish_reason": choice.reason}
+
+    def _chunk(
+        self, index: int, delta: dict[str, str], reason: str | None, logprobs: Sequence[TokenLogprob] = ()
+    ) -> bytes:
         shown = chat_logprobs(logprobs) if logprobs else None
-        choice = {"index": 0, "delta": delta, "logprobs": shown, "finish_reason": reason}
+        choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}
         return sse.event(self._before + orjson.dumps([choice]) + self._tail)
+
+    def _text_event(self, choice: int) -> sse.TextEvent:
+        start = b'[{"index":%d,"delta":{"content":' % choice
+        return sse.TextEvent(self._before + start, b'},"logprobs":null,"finish_reason":null}]' + self._tail)
 
 
 class CompletionFormat:
@@ -85,31 +112,35 @@ class CompletionFormat:
         self._head = head
         self._before = _chunk_start(head, "text_completion")
         self._tail = _chunk_tail(head)
-        self._text = sse.TextEvent(
-            self._before + b'[{"index":0,"text":', b',"logprobs":null,"finish_reason":null}]' + self._tail
-        )
+        self._texts = [self._text_event(choice) for choice in range(head.num_choices)]
 
-    def opening(self) -> bytes:
+    def opening(self, choice: int = 0) -> bytes:
         return b""
 
-    def text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
-        return self._chunk(text, None, logprobs) if logprobs else self._text.fill(text)
+    def text(self, text: str, logprobs: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
+        return self._chunk(choice, text, None, logprobs) if logprobs else self._texts[choice].fill(text)
 
-    def closing(self, reason: FinishReason) -> bytes:
-        return self._chunk("", reason.value)
+    def closing(self, reason: FinishReason, choice: int = 0) -> bytes:
+        return self._chunk(choice, "", reason.value)
 
     def usage(self, usage: Usage) -> bytes:
         return _usage_chunk(self._head, self._before, usage)
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
-        shown = completion_logprobs(logprobs) if self._head.logprobs else None
-        choice = {"index": 0, "text": text, "logprobs": shown, "finish_reason": reason.value}
-        return _whole(self._head, "text_completion", choice, usage)
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return _whole(self._head, "text_completion", [self._choice(*item) for item in enumerate(choices)], usage)
 
-    def _chunk(self, text: str, reason: str | None, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        shown = completion_logprobs(choice.logprobs) if self._head.logprobs else None
+        return {"index": index, "text": choice.text, "logprobs": shown, "finish_reason": choice.reason}
+
+    def _chunk(self, index: int, text: str, reason: str | None, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         shown = completion_logprobs(logprobs) if logprobs else None
-        choice = {"index": 0, "text": text, "logprobs": shown, "finish_reason": reason}
+        choice = {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
         return sse.event(self._before + orjson.dumps([choice]) + self._tail)
+
+    def _text_event(self, choice: int) -> sse.TextEvent:
+        start = b'[{"index":%d,"text":' % choice
+        return sse.TextEvent(self._before + start, b',"logprobs":null,"finish_reason":null}]' + self._tail)
 
 
 def _chunk_start(head: AnswerHead, kind: str) -> bytes:
@@ -127,9 +158,9 @@ def _usage_chunk(head: AnswerHead, before: bytes, usage: Usage) -> bytes:
     return sse.event(before + b'[],"usage":' + orjson.dumps(_usage_fields(usage)) + b"}")
 
 
-def _whole(head: AnswerHead, kind: str, choice: dict[str, Any], usage: Usage) -> bytes:
+def _whole(head: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: Usage) -> bytes:
     fields = {"id": head.answer_id, "object": kind, "created": head.created, "model": head.model}
-    return orjson.dumps({**fields, "choices": [choice], "usage": _usage_fields(usage)})
+    return orjson.dumps({**fields, "choices": choices, "usage": _usage_fields(usage)})
 
 
 def _usage_fields(usage: Usage) -> dict[str, Any]:

@@ -20,7 +20,6 @@ IGNORED = frozenset(
 """Labels and hints that change no token of the answer."""
 
 COMMON: Neutral = {
-    "n": (1,),
     "best_of": (1,),
     "length_penalty": (1,),
     "bad_words": ([],),

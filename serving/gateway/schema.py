@@ -13,6 +13,7 @@ from serving.gateway import neutral
 from serving.gateway.answer_format import AnswerFormat
 from serving.gateway.logit_bias import read_logit_bias
 from serving.request import (
+    MAX_CHOICES,
     MAX_LOGPROBS,
     MODEL_DEFAULTED,
     ChatPrompt,
@@ -101,6 +102,7 @@ class _Generate(AnswerFormat, _Body):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -137,7 +139,15 @@ class _Generate(AnswerFormat, _Body):
 
     def _request(self, request_id: str, prompt: Prompt, max_tokens: int | None) -> Request:
         unset = frozenset(name for name in MODEL_DEFAULTED if getattr(self, name) is None)
-        return Request(request_id, self.model, prompt, self._sampling(unset, max_tokens), unset, self.grammar())
+        return Request(
+            request_id,
+            self.model,
+            prompt,
+            self._sampling(unset, max_tokens),
+            unset,
+            self.grammar(),
+            num_choices=self.n or 1,
+        )
 
     def _sampling(self, unset: frozenset[str], max_tokens: int | None) -> SamplingParams:
         chosen = {name: getattr(self, name) for name in MODEL_DEFAULTED - unset}

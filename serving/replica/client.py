@@ -8,16 +8,16 @@
 
 import asyncio
 import dataclasses
-import itertools
 import logging
 from collections import deque
+from collections.abc import Sequence
 
 import grpc
 
 from serving.errors import ReplicaUnavailable, ServiceError
 from serving.replica import convert
 from serving.replica.events import Event, Finished
-from serving.replica.inbox import Inbox
+from serving.replica.inbox import Inbox, Inboxes
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaStub
 from serving.replica.status import ReplicaStatus
@@ -36,27 +36,26 @@ Call = grpc.aio.StreamStreamCall[pb.ClientBatch, pb.ServerBatch]
 class Generation:
     """The events of one request: iterate, and `close` when done or no longer interested."""
 
-    def __init__(self, client: "ReplicaClient", handle: int, inbox: Inbox) -> None:
+    def __init__(self, client: "ReplicaClient", handles: range, inboxes: Sequence[Inbox]) -> None:
         self._client = client
-        self._handle = handle
-        self._inbox = inbox
-        self._over = False
+        self._handles = handles
+        self._inboxes = Inboxes(inboxes)
+        self._closed = False
 
     def __aiter__(self) -> "Generation":
         return self
 
     async def __anext__(self) -> Event:
         """Raises ServiceError when the request fails."""
-        if self._over:
+        if self._closed or self._inboxes.ended:
             raise StopAsyncIteration
-        event = await self._inbox.take()
-        self._over = isinstance(event, Finished)
-        return event
+        return await self._inboxes.take()
 
     def close(self) -> None:
-        """Free the slot: cancels the request unless it has ended. May be called twice."""
-        self._over = True
-        self._client.release(self._handle)
+        """Free the slots: cancels the answers that have not ended. May be called twice."""
+        self._closed = True
+        for handle in self._handles:
+            self._client.release(handle)
 
 
 class ReplicaClient:
@@ -70,7 +69,7 @@ class ReplicaClient:
         self._submits: deque[pb.Submit] = deque()
         self._cancels: list[int] = []
         self._queued = asyncio.Event()
-        self._handles = itertools.count(1)
+        self._next_handle = 1
         self._connected = False
         self._broken = "the replica went away while it answered; send the request again."
         self._status = ReplicaStatus()
@@ -113,11 +112,13 @@ class ReplicaClient:
         """Send a request. Raises ReplicaUnavailable at once when nothing could answer it."""
         if not self.ready:
             raise ReplicaUnavailable(self._why_not_ready(), retry_after_s=1)
-        handle = next(self._handles)
-        inbox = self._inboxes[handle] = Inbox()
-        self._submits.append(convert.submit_to_pb(handle, request))
+        handles = range(self._next_handle, self._next_handle + request.num_choices)
+        self._next_handle = handles.stop
+        inboxes = [Inbox(choice) for choice in range(request.num_choices)]
+        self._inboxes |= zip(handles, inboxes, strict=True)
+        self._submits.append(convert.submit_to_pb(handles.start, request))
         self._queued.set()
-        return Generation(self, handle, inbox)
+        return Generation(self, handles, inboxes)
 
     def release(self, handle: int) -> None:
         """The reader of this request is gone."""

@@ -35,6 +35,7 @@ def submit_to_pb(handle: int, request: Request) -> pb.Submit:
         model=request.model,
         sampling=_sampling_to_pb(request.sampling, request.unset),
         priority=request.priority.value,
+        num_choices=request.num_choices,
     )
     _prompt_to_pb(request.prompt, submit)
     if request.grammar is not None:
@@ -52,6 +53,7 @@ def request_from_pb(submit: pb.Submit) -> Request:
         unset=frozenset(name for name in MODEL_DEFAULTED if not submit.sampling.HasField(name)),
         grammar=_grammar_from_pb(submit.grammar) if submit.HasField("grammar") else None,
         priority=_priority_from_pb(submit.priority),
+        num_choices=submit.num_choices or 1,
     )
 
 

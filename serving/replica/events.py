@@ -1,4 +1,5 @@
-"""What a replica tells about one request, as the gateway sees it: one Accepted, any number of Deltas, one Finished.
+"""What a replica tells about one request, as the gateway sees it: one Accepted, any number of Deltas, one Finished for
+each of its answers.
 
 An error takes the place of what is left and is raised, never yielded. Plain data, imports no JAX.
 """
@@ -36,12 +37,15 @@ class Delta:
     num_tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
     """If asked for: of the tokens whose text became complete."""
+    choice: int = 0
+    """Which of the answers to the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     reason: FinishReason
     usage: Usage
+    choice: int = 0
 
 
 Event = Accepted | Delta | Finished

@@ -12,7 +12,7 @@ from serving.replica.outbox import Outbox
 from serving.replica.prompts import ReadPrompt
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.running import RunningTable
-from serving.request import FinishReason, Request, Usage
+from serving.request import MAX_CHOICES, FinishReason, Request, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class Entrance(Protocol):
     """What a stream needs of the replica."""
 
-    def admit(self) -> RunningTable:
+    def admit(self, num_choices: int) -> RunningTable:
         """Raises ReplicaUnavailable or Overloaded."""
         ...
 
@@ -42,9 +42,10 @@ class GatewayStream:
 
     def receive(self, batch: pb.ClientBatch) -> None:
         for submit in batch.submits:
-            task = asyncio.create_task(self._enter(submit))
-            self._entering[submit.handle] = task
-            task.add_done_callback(partial(self._entered, submit.handle))
+            handles = range(submit.handle, submit.handle + max(1, min(submit.num_choices, MAX_CHOICES)))
+            task = asyncio.create_task(self._enter(submit, handles))
+            self._entering |= dict.fromkeys(handles, task)
+            task.add_done_callback(partial(self._entered, handles))
         for handle in batch.cancels:
             self._cancel(handle)
 
@@ -63,29 +64,34 @@ class GatewayStream:
         self._running.pop(handle, None)
         self.outbox.finish(handle, reason, usage, error)
 
-    async def _enter(self, submit: pb.Submit) -> None:
+    async def _enter(self, submit: pb.Submit, handles: range) -> None:
         try:
-            await self._start(submit)
+            await self._start(submit, handles)
         except ServiceError as error:
-            self.finish(submit.handle, FinishReason.ERROR, Usage(), error)
+            self._refuse(handles, error)
         except Exception:
             logger.exception("request %s: its prompt could not be read", submit.request_id)
-            failure = EngineFailed("the prompt could not be turned into tokens.")
-            self.finish(submit.handle, FinishReason.ERROR, Usage(), failure)
+            self._refuse(handles, EngineFailed("the prompt could not be turned into tokens."))
 
-    async def _start(self, submit: pb.Submit) -> None:
+    async def _start(self, submit: pb.Submit, handles: range) -> None:
         request = convert.request_from_pb(submit)
-        table = self._entrance.admit()
+        table = self._entrance.admit(request.num_choices)
         prompt = await self._entrance.read_prompt(table, request)
-        self.outbox.accept(submit.handle, len(prompt.token_ids))
-        engine_id = table.submit(request.request_id, prompt, submit.handle, self)
-        self._running[submit.handle] = (table, engine_id)
+        for handle in handles:
+            self.outbox.accept(handle, len(prompt.token_ids))
+        for handle, engine_id in zip(handles, table.submit(request.request_id, prompt, handles, self), strict=True):
+            self._running[handle] = (table, engine_id)
 
-    def _entered(self, handle: int, task: asyncio.Task[None]) -> None:
+    def _refuse(self, handles: range, error: ServiceError) -> None:
+        for handle in handles:
+            self.finish(handle, FinishReason.ERROR, Usage(), error)
+
+    def _entered(self, handles: range, task: asyncio.Task[None]) -> None:
         """Also called for a task that was cancelled before its first line ran."""
-        del self._entering[handle]
-        if task.cancelled():
-            self.finish(handle, FinishReason.ABORT, Usage())
+        for handle in handles:
+            del self._entering[handle]
+            if task.cancelled():
+                self.finish(handle, FinishReason.ABORT, Usage())
 
     def _cancel(self, handle: int) -> None:
         if task := self._entering.get(handle):

@@ -10,7 +10,16 @@ from serving.engine.api import Matcher
 from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import Tokenizer
 from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
-from serving.request import ChatPrompt, Priority, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
+from serving.request import (
+    ChatPrompt,
+    Priority,
+    Prompt,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    choice_seed,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,14 @@ class ReadPrompt:
     sampling: SamplingParams
     matcher: Matcher | None = None
     priority: Priority = Priority.INTERACTIVE
+
+    def for_choice(self, choice: int) -> "ReadPrompt":
+        """What the engine needs for one of several answers to it: a seed and a matcher of its own."""
+        if choice == 0:
+            return self
+        sampling = dataclasses.replace(self.sampling, seed=choice_seed(self.sampling.seed, choice))
+        matcher = None if self.matcher is None else self.matcher.copy()
+        return dataclasses.replace(self, sampling=sampling, matcher=matcher)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,16 +45,24 @@ class RunningTable:
     def num_requests(self) -> int:
         return len(self._running)
 
-    def submit(self, request_id: str, prompt: ReadPrompt, handle: int, listener: Listener) -> str:
-        """Give a request to the engine; returns the engine's id for it, numbered since clients may repeat theirs."""
-        engine_id = f"{request_id}#{next(self._numbers)}"
-        self._running[engine_id] = _Running(handle, listener, self.served.new_answer(prompt))
-        self.served.engine.submit(
-            EngineRequest(
-                engine_id, prompt.token_ids, prompt.sampling, priority=prompt.priority, matcher=prompt.matcher
+    def submit(self, request_id: str, prompt: ReadPrompt, handles: range, listener: Listener) -> list[str]:
+        """Give a request to the engine, once per handle; returns the engine's ids, numbered since clients may repeat
+        theirs. Answers after the first wait until it has computed the prompt, and share it."""
+        engine_ids = [f"{request_id}#{next(self._numbers)}" for _ in handles]
+        answers = [prompt.for_choice(choice) for choice in range(len(handles))]  # all, before the engine has the first
+        for handle, engine_id, answer in zip(handles, engine_ids, answers, strict=True):
+            self._running[engine_id] = _Running(handle, listener, self.served.new_answer(answer))
+            self.served.engine.submit(
+                EngineRequest(
+                    engine_id,
+                    answer.token_ids,
+                    answer.sampling,
+                    priority=answer.priority,
+                    matcher=answer.matcher,
+                    after="" if engine_id == engine_ids[0] else engine_ids[0],
+                )
             )
-        )
-        return engine_id
+        return engine_ids
 
     def abort(self, engine_id: str) -> None:
         """The engine will say when it has stopped."""

@@ -90,23 +90,23 @@ class ReplicaService(ReplicaServicer):
             await asyncio.to_thread(self._table.served.engine.stop)  # may wait for the step in progress
             await _poll(lambda: self._engine_state() in (EngineState.STOPPED, EngineState.FAILED))
 
-    def admit(self) -> RunningTable:
-        """The table that takes one more request. Raises ReplicaUnavailable or Overloaded."""
+    def admit(self, num_choices: int) -> RunningTable:
+        """The table that takes so many more answers. Raises ReplicaUnavailable or Overloaded."""
         if self._table is None or not self._status.ready:
             raise ReplicaUnavailable(f"the replica is {self._status.state}: {self._status.detail}.", retry_after_s=1)
         capacity = self._table.served.capacity
-        if self._num_reading + self._table.num_requests >= capacity:
+        if self._num_reading + self._table.num_requests + num_choices > capacity:
             raise Overloaded(f"the replica already holds {capacity:,} requests; try again later.")
         return self._table
 
     async def read_prompt(self, table: RunningTable, request: Request) -> ReadPrompt:
         """In a thread; the request holds its place meanwhile."""
         loop = asyncio.get_running_loop()
-        self._num_reading += 1
+        self._num_reading += request.num_choices
         try:
             return await loop.run_in_executor(self._tokenizing, table.served.reader.read, request)
         finally:
-            self._num_reading -= 1
+            self._num_reading -= request.num_choices
 
     async def Generate(
         self,

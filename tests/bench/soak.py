@@ -12,7 +12,7 @@ import random
 import time
 import types
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serving.engine.api import EngineRequest, SequenceOutput
 from serving.engine.build import TILE_TOKENS
@@ -99,7 +99,13 @@ class Soak:
             self.engine.check_integrity()
 
     def _submit(self) -> None:
-        request = self._request(str(self.report.submitted))
+        """One request, or several answers to one prompt."""
+        first = self._request(str(self.report.submitted))
+        names = [f"{first.request_id}/{i}" for i in range(self._rng.choice([0, 0, 0, 3]))]
+        for request in [first, *(replace(first, request_id=name, after=first.request_id) for name in names)]:
+            self._submit_one(request)
+
+    def _submit_one(self, request: EngineRequest) -> None:
         self.report.submitted += 1
         try:
             self.engine.submit(request)

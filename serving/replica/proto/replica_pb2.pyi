@@ -15,7 +15,7 @@ class ClientBatch(_message.Message):
     def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "model", "text", "token_ids", "messages_json", "sampling", "grammar", "priority")
+    __slots__ = ("handle", "request_id", "model", "text", "token_ids", "messages_json", "sampling", "grammar", "priority", "num_choices")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Submit(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     model: str
@@ -34,7 +35,8 @@ class Submit(_message.Message):
     sampling: Sampling
     grammar: Grammar
     priority: str
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages_json: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., priority: _Optional[str] = ...) -> None: ...
+    num_choices: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages_json: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., priority: _Optional[str] = ..., num_choices: _Optional[int] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "source")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serving.errors import Overloaded
 from serving.gateway import sse
-from serving.gateway.formats import AnswerHead, ChatFormat, CompletionFormat
+from serving.gateway.formats import AnswerHead, ChatFormat, Choice, CompletionFormat
 from serving.request import FinishReason, Usage
 
 HEAD = AnswerHead("id-1", 7, 'na"me', include_usage=True)
@@ -37,7 +37,7 @@ def test_any_text_is_one_event(text):
 @pytest.mark.parametrize("answer", [ChatFormat(HEAD), CompletionFormat(HEAD)])
 def test_usage_is_the_same_streamed_and_whole(answer):
     usage = Usage(3, 4, 2)
-    whole = orjson.loads(answer.whole("x", FinishReason.STOP, usage))
+    whole = orjson.loads(answer.whole([Choice(["x"], [], FinishReason.STOP)], usage))
     assert read(answer.usage(usage))["usage"] == whole["usage"]
     assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert read(answer.closing(FinishReason.STOP))["choices"][0]["finish_reason"] == "stop"

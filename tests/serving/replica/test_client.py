@@ -109,12 +109,12 @@ async def test_status_is_fetched():
     assert (status.ready, status.model, status.load.total_slots) == (True, FAKE_NAME, 64)
 
 
-async def test_the_first_end_counts():
+def test_the_first_end_counts():
     inbox = Inbox()
     end = Finished(FinishReason.STOP, Usage())
     inbox.end(end)
     inbox.end(ReplicaUnavailable("late"))
-    assert await inbox.take() == end
+    assert inbox.take() == end
 
 
 def test_the_client_needs_no_jax():

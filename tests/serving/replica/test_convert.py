@@ -11,6 +11,7 @@ from serving.replica.events import Finished
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.status import ReplicaState, ReplicaStatus
 from serving.request import (
+    MAX_CHOICES,
     ChatPrompt,
     FinishReason,
     Grammar,
@@ -57,9 +58,9 @@ SAMPLINGS = st.builds(
 GRAMMARS = st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), TEXT)
 
 
-@given(prompt=PROMPTS, sampling=SAMPLINGS, grammar=GRAMMARS)
-def test_a_request_comes_back(prompt, sampling, grammar):
-    request = Request("id", "model", prompt, sampling, grammar=grammar)
+@given(prompt=PROMPTS, sampling=SAMPLINGS, grammar=GRAMMARS, num_choices=st.integers(1, MAX_CHOICES))
+def test_a_request_comes_back(prompt, sampling, grammar, num_choices):
+    request = Request("id", "model", prompt, sampling, grammar=grammar, num_choices=num_choices)
     packed = convert.submit_to_pb(7, request).SerializeToString()
     submit = pb.Submit.FromString(packed)
     assert submit.handle == 7
