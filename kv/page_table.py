@@ -30,10 +30,12 @@ class PageTable:
         self.num_pages_B[slot] = start + len(pages)
 
     def append_each(self, slots: NDArray[np.intp], pages: Sequence[int]) -> None:
-        """One page for each of these slots."""
-        assert not (self.num_pages_B[slots] >= self.pages_per_slot).any(), "a slot would outgrow its row"
-        self.page_indices_BJ[slots, self.num_pages_B[slots]] = pages
-        self.num_pages_B[slots] += 1
+        """One page for each of these slots, which are rising; a slot that stands there twice gets two."""
+        nth = np.arange(len(slots)) - np.searchsorted(slots, slots)
+        ends = self.num_pages_B[slots] + nth
+        assert not (ends >= self.pages_per_slot).any(), "a slot would outgrow its row"
+        self.page_indices_BJ[slots, ends] = pages
+        self.num_pages_B[slots] = ends + 1  # of a repeated slot the last one counts
 
     def clear(self, slot: int) -> list[int]:
         """Empty the row and return the pages it held."""

@@ -64,6 +64,7 @@ def serve(
     prefix_cache: opt.PrefixCache = _ENGINE.prefix_cache,
     compile_cache: opt.CompileCache = _ENGINE.compile_cache,
     crash_folder: opt.CrashFolder = _ENGINE.crash_folder,
+    decode_steps: opt.DecodeSteps = _ENGINE.decode_steps,
     max_queued: opt.MaxQueued = _GATEWAY.max_queued,
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
     drain_s: opt.DrainS = _GATEWAY.drain_s,
@@ -79,7 +80,7 @@ def serve(
     crash_folder = crash_folder or str(home() / "crashes")
     engine = EngineConfig(
         path or "", name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache, crash_folder,
+        prefix_cache, compile_cache, crash_folder, decode_steps,
     )  # fmt: skip
     gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
@@ -103,6 +104,7 @@ def replica(
     prefix_cache: opt.PrefixCache = _ENGINE.prefix_cache,
     compile_cache: opt.CompileCache = _ENGINE.compile_cache,
     crash_folder: opt.CrashFolder = _ENGINE.crash_folder,
+    decode_steps: opt.DecodeSteps = _ENGINE.decode_steps,
     drain_s: opt.DrainS = _REPLICA.drain_s,
     follow_parent: opt.FollowParent = False,
 ) -> None:
@@ -111,7 +113,7 @@ def replica(
 
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache, crash_folder,
+        prefix_cache, compile_cache, crash_folder, decode_steps,
     )  # fmt: skip
     run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)
 

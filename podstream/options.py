@@ -46,6 +46,9 @@ CompileCache = Annotated[
 CrashFolder = Annotated[
     str | None, typer.Option("--crash-folder", help="Folder for what the last steps planned, should one fail.")
 ]
+DecodeSteps = Annotated[
+    int, typer.Option("--decode-steps", help="Most tokens that one device call gives each stream; 1 for one by one.")
+]
 MaxQueued = Annotated[int, typer.Option("--max-queued", help="Requests in flight; one more gets 429.")]
 MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
 DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
@@ -69,6 +72,7 @@ _ENGINE_FLAGS = {
     "prefix_cache": "--prefix-cache",
     "compile_cache": "--compile-cache",
     "crash_folder": "--crash-folder",
+    "decode_steps": "--decode-steps",
 }
 _REPLICA_FLAGS = {"address": "--listen", "drain_s": "--drain-s"}
 _GATEWAY_FLAGS = {

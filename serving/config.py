@@ -48,10 +48,12 @@ class EngineConfig:
     """Folder or URL that keeps compiled programs for the next start."""
     crash_folder: str | None = None
     """Folder for what the last steps planned, written when one fails; None takes one for temporary files."""
+    decode_steps: int = 8
+    """Most tokens that one device call gives each stream when nobody waits; how many, its measured time decides."""
 
     def __post_init__(self) -> None:
         _check_positive(self, "num_slots", "page_size", "num_pages", "memory_bytes", "max_seq_len", "chunk_tokens",
-                        "max_waiting")  # fmt: skip
+                        "max_waiting", "decode_steps")  # fmt: skip
         if self.num_pages and self.max_seq_len and self.num_pages * self.page_size < self.max_seq_len:
             raise ConfigError(
                 f"{self.num_pages} pages of {self.page_size} tokens hold {self.num_pages * self.page_size:,} tokens, "

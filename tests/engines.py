@@ -6,16 +6,18 @@ from functools import cache
 import jax
 import numpy as np
 
+from kv.cache import device_bytes
 from kv.page_pool import PagePool
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
 from serving.config import EngineConfig
 from serving.engine.api import EngineRequest
-from serving.engine.batch import step_shapes
+from serving.engine.batch import StepShape, step_shapes
 from serving.engine.build import TILE_TOKENS, make_programs
 from serving.engine.engine import Engine
 from serving.engine.plan import Limits
 from serving.engine.step import StepSpec
+from serving.engine.trips import ENDED
 from serving.request import SamplingParams
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params, init_params, take_layers_apart
@@ -38,18 +40,30 @@ def tiny_params(config=CONFIG):
     return init_params(config, seed=1)
 
 
-def tiny_engine(*, eos=(), model=CONFIG, mesh=ONE_DEVICE, num_pages=128, max_tiles=2, pool=None, watch=None, **changes):
+def tiny_engine(
+    *,
+    eos=(),
+    model=CONFIG,
+    mesh=ONE_DEVICE,
+    num_pages=128,
+    max_tiles=2,
+    pool=None,
+    watch=None,
+    trips=1,
+    **changes,
+):
     """A new engine with an empty pool of `num_pages`. Programs are compiled once per model and mesh, and the page
     arrays keep what earlier engines left in them, which must not matter. Two engines write into the same arrays:
     run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs are expensive to
-    compile: a mesh has three of them, with two slots and one tile."""
-    settings = {"max_waiting": 1024, "overlap": True, **changes}
+    compile: a mesh has three of them, with two slots and one tile. `trips` tokens a decode call where nothing speaks
+    against it."""
+    settings = {"max_waiting": 1024, "overlap": True, "trip_s": 0.0, **changes}
     programs = _programs(model, mesh)
     max_tiles = min(max_tiles, max(shape.tiles for shape in programs.shapes))
     return Engine(
         programs if watch is None else watch.over(programs),
         pool or PagePool(num_pages + 1),
-        Limits(PAGE_SIZE, TILE_TOKENS, max_tiles),
+        Limits(PAGE_SIZE, TILE_TOKENS, max_tiles, max_trips=trips),
         eos_token_ids=eos,
         max_seq_len=MAX_SEQ_LEN,
         draw_seed=secrets.randbits,
@@ -77,11 +91,17 @@ def _programs(model, mesh):
     return make_programs(config, tiny_card(model), weights, device_mesh, rules, "float32", lambda _: None)
 
 
+def decode_memory():
+    """What XLA says of the tiny decode program's memory, and the bytes of the page arrays."""
+    programs = _programs(CONFIG, ONE_DEVICE)
+    return programs._compiled[StepShape(0, 4)].memory_analysis(), device_bytes(programs._cache)
+
+
 class CountingPrograms:
     """Stands where `Programs` stands, without a device: the token at each position is `counted(position)`."""
 
-    def __init__(self, num_slots, max_tiles):
-        self.spec = StepSpec(CONFIG, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS)
+    def __init__(self, num_slots, max_tiles, max_trips=1):
+        self.spec = StepSpec(CONFIG, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS, max_trips=max_trips)
         self.shapes = step_shapes(num_slots, max_tiles)
         self.num_to_fail = 0
 
@@ -92,8 +112,11 @@ class CountingPrograms:
         if self.num_to_fail:
             self.num_to_fail -= 1
             raise RuntimeError("device lost")
-        sample_position_R = self.spec.layout(shape).split(packed)[0][3]
-        return np.array([counted(int(position)) for position in sample_position_R], np.int32), None
+        num_trips_R, sample_position_R = self.spec.layout(shape).split(packed)[0][3:5].tolist()
+        tokens_RI = np.full((shape.rows, self.spec.max_trips), ENDED, np.int32)
+        for row, (num_trips, position) in enumerate(zip(num_trips_R, sample_position_R, strict=True)):
+            tokens_RI[row, :num_trips] = [counted(position + i) for i in range(num_trips)]
+        return tokens_RI, None
 
 
 def counted(position):
@@ -102,8 +125,8 @@ def counted(position):
 
 def counting_engine(limits, *, num_slots=4, num_pages=60, **changes):
     """An engine whose answers are known and whose steps take no time: for traces of thousands of steps."""
-    settings = {"eos_token_ids": (), "max_seq_len": MAX_SEQ_LEN, "max_waiting": 1024, **changes}
-    programs = CountingPrograms(num_slots, limits.max_tiles)
+    settings = {"eos_token_ids": (), "max_seq_len": MAX_SEQ_LEN, "max_waiting": 1024, "trip_s": 0.0, **changes}
+    programs = CountingPrograms(num_slots, limits.max_tiles, limits.max_trips)
     return Engine(programs, PagePool(num_pages + 1), limits, draw_seed=lambda bits: 0, **settings)
 
 
@@ -128,7 +151,11 @@ class WrittenPages:
 
     def run(self, shape, packed, masks=None):
         fields, pages, tile_rows, _, positions = self.spec.layout(shape).split(packed)
-        decoded = {int(pages[row, at // PAGE_SIZE]) for row, at in enumerate(fields[1]) if at >= 0}
+        decoded = {
+            int(pages[row, (at + i) // PAGE_SIZE])
+            for row, (at, num_trips) in enumerate(fields[[1, 3]].T)
+            for i in range(num_trips if at >= 0 else 0)
+        }
         prefilled = {
             int(pages[row, at // PAGE_SIZE])
             for (row,), tile in zip(tile_rows, positions, strict=True)

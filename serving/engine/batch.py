@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from kv.page_table import PageTable, pages_for
 from serving.engine.plan import StepPlan
 from serving.engine.sequence import Sequence
-from serving.engine.slots import SlotTable
+from serving.engine.slots import STOPS, SlotTable, stop_columns
 from serving.errors import EngineFailed
 
-ROW_FIELDS = ("slot", "position", "sample_at", "sample_position",
+ROW_FIELDS = ("slot", "position", "sample_at", "num_trips", "sample_position",
               "temperature", "top_k", "top_p", "min_p", "seed_high", "seed_low",
-          "repetition", "presence", "frequency", "counted", "num_edits", "logprobs", "masked")  # fmt: skip
-_SAMPLING = 4  # the fields from here on are copied from the slot's settings
+          "repetition", "presence", "frequency", "counted", "num_edits", "logprobs", "masked",
+              *(f"stop_{k}" for k in range(STOPS)))  # fmt: skip
+_SAMPLING = 5  # the fields from here on are copied from the slot's settings
 NOTHING = -1
-NOT_FINITE = -1
+NOT_FINITE = -2
 """In the place of a sampled token: the model gave NaN or infinity for its row. Also for a chunk that samples none."""
 
 
@@ -96,7 +97,17 @@ class SlotSettings:
         )
         seeds = np.asarray([seed >> 32, seed % 2**32], np.uint32).view(np.int32)
         asks = p.has_penalties, sequence.edits_3E.shape[1], p.logprobs is not None, sequence.request.matcher is not None
-        self.values_FB[:, slot] = (temperature, min(p.top_k, 2**31 - 1), top_p, min_p, *seeds, *penalties, *asks)
+        stops = stop_columns(sequence)
+        self.values_FB[:, slot] = (
+            temperature,
+            min(p.top_k, 2**31 - 1),
+            top_p,
+            min_p,
+            *seeds,
+            *penalties,
+            *asks,
+            *stops,
+        )
 
 
 def _float_bits(*values: float) -> NDArray[np.int32]:
@@ -110,7 +121,7 @@ def build_batch(
     scrap_slot = table.page_indices_BJ.shape[0]
     packed: NDArray[np.int32] = np.zeros(layout.size, np.int32)
     fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ = layout.split(packed)
-    slot_R, position_R, sample_at_R, sample_position_R = fields_FR[:_SAMPLING]
+    slot_R, position_R, sample_at_R, num_trips_R, sample_position_R = fields_FR[:_SAMPLING]
     slot_R[:] = scrap_slot
     position_R[:] = sample_at_R[:] = NOTHING
     positions_SQ[:] = NOTHING
@@ -123,6 +134,7 @@ def build_batch(
     sample_position_R[:num_rows] = slots.num_tokens_B[slot_r]
     position_R[:num_decode] = sample_position_R[:num_decode] - 1
     sample_at_R[:num_decode] = np.arange(num_decode)
+    num_trips_R[:num_decode] = slots.num_due(plan.decode, plan.num_trips)
     np.take(settings.values_FB, slot_r, axis=1, out=fields_FR[_SAMPLING:, :num_rows], mode="clip")
     np.take(table.page_indices_BJ, slot_r, axis=0, out=pages_RJ[:num_rows], mode="clip")
 
@@ -137,6 +149,7 @@ def build_batch(
         tile += num_tiles
         if chunk.is_last:
             sample_at_R[row] = layout.shape.rows + at + chunk.length - 1
+            num_trips_R[row] = 1
     return packed
 
 

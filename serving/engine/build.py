@@ -77,6 +77,7 @@ def make_programs(
         pages_per_slot=pages_for(_max_seq_len(config, card), config.page_size),
         tile_tokens=TILE_TOKENS,
         decode_kernel=_decode_kernel(mesh),
+        max_trips=config.decode_steps,
     )
     shapes = step_shapes(config.num_slots, _max_tiles(config))
 
@@ -107,7 +108,7 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
     return Engine(
         programs,
         PagePool(programs.num_pages),
-        Limits(config.page_size, TILE_TOKENS, _max_tiles(config)),
+        Limits(config.page_size, TILE_TOKENS, _max_tiles(config), max_trips=config.decode_steps),
         eos_token_ids=card.generation.eos_token_ids,
         max_seq_len=_max_seq_len(config, card),
         max_waiting=config.max_waiting,

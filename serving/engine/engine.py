@@ -2,7 +2,7 @@
 
 `step` dispatches the next device call before it reads the tokens of the last one, so the device never waits for the
 host. What the host does not know yet (the newest token of each sequence) stays on the device, indexed by slot. A
-sequence that turns out to have ended gets one token too many, which is dropped.
+sequence that turns out to have ended may get tokens too many, which are dropped.
 """
 
 import logging
@@ -32,6 +32,8 @@ from serving.engine.slots import SlotTable
 from serving.engine.step import Programs
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import StepRecord, StepRing
+from serving.engine.trip_times import TripTimes
+from serving.engine.trips import ENDED
 from serving.engine.waiting import WaitingQueue
 from serving.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded, ServiceError
 from serving.request import FinishReason, Load
@@ -52,10 +54,13 @@ class Engine:
         draw_seed: Callable[[int], int],
         overlap: bool = True,
         prefix_cache: bool = True,
+        trip_s: float | None = None,
     ) -> None:
         """`draw_seed(bits)` gives a random seed to a request that names none. `overlap=False` reads every step at once:
-        the reference that the overlapped engine must equal."""
+        the reference that the overlapped engine must equal. `trip_s` says how long one token for all takes, instead of
+        a measurement."""
         spec = programs.spec
+        assert limits.max_trips <= spec.max_trips, "the programs have fewer trips than the planner may ask for"
         self.max_seq_len = min(max_seq_len, pool.num_usable * limits.page_size)
         self._intake = Intake(eos_token_ids, self.max_seq_len, limits.page_size, draw_seed)
         self.vocab_size = spec.config.vocab_size
@@ -66,6 +71,7 @@ class Engine:
         self._prefix_cache = prefix_cache
         self._take_pool(pool)
         self._clock = StepClock()
+        self._trip_times = TripTimes(trip_s)
         self._mask_writer = MaskWriter()
         self.ring = StepRing()
         self._counts = EngineCounts()
@@ -177,8 +183,8 @@ class Engine:
     def check_integrity(self) -> None:
         """Assert that pages, slots and queues agree with each other."""
         self._pages.check_integrity()
-        self._slots.check_integrity()
-        self._waiting.check_integrity()
+        self._slots.check_integrity(self._limits.max_trips)
+        self._waiting.check_integrity(self._limits.max_trips)
         waiting = [*self._waiting.ranked, *self._siblings.all]
         known = [s for s in [*self._slots.sequences, *waiting] if s is not None]
         assert set(map(id, self._by_id.values())) == set(map(id, known))
@@ -188,8 +194,9 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         self._num_plans += 1
+        trip_s = self._trip_times.estimate(self._slots.num_running)
         return plan_step(
-            self._waiting.ranked, self._slots, self._pages, self._limits, self._num_plans, self._num_promoted
+            self._waiting.ranked, self._slots, self._pages, self._limits, self._num_plans, self._num_promoted, trip_s
         )
 
     def _commit_plan(self, plan: StepPlan) -> None:
@@ -239,9 +246,9 @@ class Engine:
         self.ring.add(StepRecord.of(plan, str(shape), self._counts.num_steps, self.load))
         packed = build_batch(plan, self._programs.spec.layout(shape), self._table, self._slots, self._settings)
         results = self._programs.run(shape, packed, self._write_masks(plan, shape))
-        step = InFlight.of(plan, self._slots, *results)
+        step = InFlight.of(plan, self._slots, *results, self._clock.now())
         self._counts.count_plan(plan)
-        self._slots.num_tokens_B[plan.decode] += 1
+        self._slots.num_tokens_B[plan.decode] += self._slots.num_due(plan.decode, plan.num_trips)
         self._slots.unread_B[step.slot_r] = self._slots.grammar_B[step.slot_r]
         for chunk in plan.prefill:
             chunk.sequence.num_scheduled += chunk.length
@@ -263,27 +270,34 @@ class Engine:
         return masks_RW
 
     def _commit_tokens(self, step: InFlight) -> list[SequenceOutput]:
-        tokens_R = self._clock.wait_for(lambda: np.asarray(step.tokens_R))
-        outputs = self._commit_chunks(step, tokens_R)
-        tokens_r = tokens_R[step.row_r]
-        odd_r, logprobs = step.is_odd(tokens_r, self._slots), step.read_logprobs()
+        tokens_RI = self._clock.wait_for(step.read_tokens)
+        self._note_time(step, tokens_RI)
+        outputs = self._commit_chunks(step, tokens_RI)
+        tokens_rI = tokens_RI[step.row_r]
+        odd_r, logprobs = step.is_odd(tokens_rI, self._slots), step.read_logprobs()
         plain = list(compress(step.sequences, (~odd_r).tolist()))
-        outputs += append_tokens(plain, tokens_r[~odd_r].tolist())
-        odd = zip(compress(step.sequences, odd_r.tolist()), tokens_r[odd_r].tolist(), strict=True)
-        # Who has ended while this step was in flight has one token too many.
+        outputs += append_tokens(plain, tokens_rI[~odd_r].T.tolist())
+        odd = zip(compress(step.sequences, odd_r.tolist()), tokens_rI[odd_r].tolist(), strict=True)
+        # Who has ended while this step was in flight has tokens too many.
         ended = [
-            self._commit_odd(sequence, token, logprobs.get(sequence.request_id, ()))
-            for sequence, token in odd
+            self._commit_odd(sequence, tokens, logprobs.get(sequence.request_id, ()))
+            for sequence, tokens in odd
             if sequence.finish_reason is None
         ]
-        self._counts.generation_tokens += len(plain) + sum(len(output.token_ids) for output in ended)
+        self._counts.generation_tokens += len(plain) * step.num_trips + sum(len(output.token_ids) for output in ended)
         return outputs + ended
 
-    def _commit_chunks(self, step: InFlight, tokens_R: NDArray[np.int32]) -> list[SequenceOutput]:
+    def _note_time(self, step: InFlight, tokens_RI: NDArray[np.int32]) -> None:
+        call_s = self._clock.end_call(step.dispatched_s)
+        if not step.prefilled:
+            num_trips = int(np.count_nonzero(tokens_RI.max(axis=0) != ENDED))
+            self._trip_times.note(len(step.row_r), call_s, num_trips)
+
+    def _commit_chunks(self, step: InFlight, tokens_RI: NDArray[np.int32]) -> list[SequenceOutput]:
         """Publish what prefill has written. Returns the ends of those whose chunk came out as NaN."""
         outputs = []
         for row, sequence, num_written in step.prefilled:
-            if tokens_R[row] != NOT_FINITE:
+            if tokens_RI[row, 0] != NOT_FINITE:
                 self._pages.publish(sequence, num_written)
                 if num_written >= sequence.num_prompt:
                     self._release_siblings(sequence)
@@ -291,20 +305,20 @@ class Engine:
                 outputs.append(self._finish_broken(sequence))
         return outputs
 
-    def _commit_odd(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> SequenceOutput:
-        if token == NOT_FINITE:
-            return self._finish_broken(sequence)
-        sequence.token_ids.append(token)
+    def _commit_odd(self, sequence: Sequence, tokens: list[int], logprobs: tuple[TokenLogprobs, ...]) -> SequenceOutput:
+        taken, reason = sequence.take(token for token in tokens if token >= 0)
+        if reason is None and NOT_FINITE in tokens:
+            return self._finish_broken(sequence, taken)
         sequence.num_pending = 0  # read now, if it was preempted
         matcher = sequence.request.matcher
-        if matcher is not None and not self._follow(sequence, matcher, token):
-            error = InvalidRequest(f"the answer cannot go on as its grammar wants: {matcher.error}.")
-            return self._finish(sequence, FinishReason.ERROR, error=error)
-        if token in sequence.stop_ids or (matcher is not None and matcher.is_stopped):
-            return self._finish(sequence, FinishReason.STOP, (token,), logprobs=logprobs)
-        if len(sequence.token_ids) == sequence.max_len:
-            return self._finish(sequence, FinishReason.LENGTH, (token,), logprobs=logprobs)
-        return SequenceOutput(sequence.request_id, (token,), cached_tokens=sequence.num_cached, logprobs=logprobs)
+        if matcher is not None:
+            if not self._follow(sequence, matcher, *taken):
+                error = InvalidRequest(f"the answer cannot go on as its grammar wants: {matcher.error}.")
+                return self._finish(sequence, FinishReason.ERROR, error=error)
+            reason = FinishReason.STOP if matcher.is_stopped else reason
+        if reason is not None:
+            return self._finish(sequence, reason, taken, logprobs=logprobs)
+        return SequenceOutput(sequence.request_id, taken, cached_tokens=sequence.num_cached, logprobs=logprobs)
 
     def _follow(self, sequence: Sequence, matcher: Matcher, token: int) -> bool:
         """Whether the grammar goes on with this token; then the row can be dispatched again."""
@@ -312,14 +326,14 @@ class Engine:
             self._slots.unread_B[sequence.slot] = False
         return matcher.accept(token)
 
-    def _finish_broken(self, sequence: Sequence) -> SequenceOutput:
+    def _finish_broken(self, sequence: Sequence, tokens: tuple[int, ...] = ()) -> SequenceOutput:
         """Only its own tokens led there, since the pages that others read are finite."""
         error = EngineFailed(
             f"the model gave no finite logits for this request, which has {len(sequence.token_ids):,} tokens so far; "
             "its weights are damaged, or too small a number type overflows."
         )
         logger.error("request %s: %s", sequence.request_id, error)
-        return self._finish(sequence, FinishReason.ERROR, error=error)
+        return self._finish(sequence, FinishReason.ERROR, tokens, error)
 
     def _finish_late(self, sequence: Sequence, now: float) -> SequenceOutput:
         late_s = now - (sequence.request.deadline or now)

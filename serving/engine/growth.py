@@ -1,4 +1,5 @@
-"""Growth: pages for the next token of everyone who decodes, and who is preempted when there are not enough.
+"""Growth: how many tokens the next call gives everyone who decodes, pages for them, and who is preempted when there are
+not enough for one token each.
 
 The worst rank is preempted first, and the best can always go on: so every sequence ends.
 """
@@ -18,18 +19,39 @@ class Growth:
     decode: NDArray[np.intp]
     """Slots that decode."""
     grow: NDArray[np.intp]
-    """Those of them that need a page for it."""
+    """Those of them that need pages for it, rising, once per page."""
     free_pages: int
     """What is left."""
+    num_trips: int = 1
+    """Tokens for each."""
     preempt: tuple[Sequence, ...] = ()
     """Worst rank first."""
 
 
-def plan_growth(slots: SlotTable, pages: PageReader, limits: Limits) -> Growth:
-    """Pure. Pages promised never exceed the free ones plus those that the preempted surely give back."""
+def choose_trips(slots: SlotTable, limits: Limits, trip_s: float) -> int:
+    """The most trips that a call may have when nobody waits or prefills and a trip takes `trip_s` seconds.
+
+    One, where some row's tokens must be looked at one by one: a grammar, log-probabilities, many stop ids.
+    """
+    if limits.max_trips == 1 or slots.watched_B.any():
+        return 1
+    return limits.max_trips if trip_s <= 0 else int(max(1, min(limits.max_trips, limits.max_call_s // trip_s)))
+
+
+def plan_growth(slots: SlotTable, pages: PageReader, limits: Limits, max_trips: int = 1) -> Growth:
+    """Pure. As many trips as there are pages for, up to `max_trips`; preempts for the first alone.
+
+    Pages promised never exceed the free ones plus those that the preempted surely give back.
+    """
     decode = slots.decoding()
-    short = decode[slots.num_tokens_B[decode] > pages.num_pages_B[decode] * limits.page_size]
-    num_free = pages.num_free
+    num_free, num_tokens_r, num_pages_r = pages.num_free, slots.num_tokens_B[decode], pages.num_pages_B[decode]
+    for num_trips in range(max_trips, 1, -1):
+        # The last of these tokens stays without keys and values until it is fed back.
+        want_r = num_tokens_r + slots.num_due(decode, num_trips) - 1
+        grow = np.repeat(decode, np.maximum(-(-want_r // limits.page_size) - num_pages_r, 0))
+        if len(grow) <= num_free:
+            return Growth(decode, grow, num_free - len(grow), num_trips)
+    short = decode[num_tokens_r > num_pages_r * limits.page_size]
     if len(short) <= num_free:
         return Growth(decode, short, num_free - len(short))
     return _preempting(slots, decode, set(short.tolist()), pages)
@@ -54,7 +76,7 @@ def _preempting(slots: SlotTable, decode: NDArray[np.intp], short: set[int], pag
             num_free -= 1
             grow.add(sequence.slot)
     decoding = [slot for slot in decode.tolist() if slot not in gone and (slot in grow or slot not in short)]
-    return Growth(_array(decoding), _array(sorted(grow)), num_free, tuple(gone.values()))
+    return Growth(_array(decoding), _array(sorted(grow)), num_free, preempt=tuple(gone.values()))
 
 
 def _array(slots: list[int]) -> NDArray[np.intp]:

@@ -16,25 +16,31 @@ from serving.engine.slots import SlotTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
-    tokens_R: jax.Array
+    tokens_RI: jax.Array
     """int32, on its way to the host."""
+    num_trips: int
+    """Columns of it that can hold tokens."""
     row_r: NDArray[np.intp]
-    """Rows whose token belongs to somebody: decodes, then last chunks."""
+    """Rows whose tokens belong to somebody: decodes, then last chunks."""
     sequences: tuple[Sequence, ...]
-    """Whose token it is; some may have ended or been preempted meanwhile."""
+    """Whose tokens they are; some may have ended or been preempted meanwhile."""
     slot_r: NDArray[np.intp]
     """Their slots when the step was dispatched."""
     owner_r: NDArray[np.int64]
     """`SlotTable.owner_B` then."""
     watched_r: NDArray[np.bool_]
-    """Whether the token is the last one that the sequence may have, or needs a look as each of its tokens."""
+    """Whether the last token is the last one that the sequence may have, or each of its tokens needs a look."""
     prefilled: tuple[tuple[int, Sequence, int], ...]
     """Rows and sequences with a chunk in this step, and how many of their tokens are in pages then."""
     logprobs: RowLogprobs | None
     """None when nobody asked: then they stay on the device."""
+    dispatched_s: float
+    """On the clock of the engine's thread."""
 
     @classmethod
-    def of(cls, plan: StepPlan, slots: SlotTable, tokens_R: jax.Array, logprobs: RowLogprobs) -> "InFlight":
+    def of(
+        cls, plan: StepPlan, slots: SlotTable, tokens_RI: jax.Array, logprobs: RowLogprobs, dispatched_s: float
+    ) -> "InFlight":
         """Before the plan's tokens are counted in `slots`."""
         num_decode = len(plan.decode)
         last = [row for row, chunk in enumerate(plan.prefill) if chunk.is_last]
@@ -43,21 +49,30 @@ class InFlight:
             row_r = np.concatenate([row_r, np.asarray(last) + num_decode])
             slot_r = np.concatenate([slot_r, [plan.prefill[row].sequence.slot for row in last]])
         return cls(
-            tokens_R,
+            tokens_RI,
+            plan.num_trips,
             row_r,
             tuple(slots.at(slot_r)),
             slot_r,
             slots.owner_B[slot_r],
-            (slots.num_tokens_B[slot_r] + 1 == slots.max_len_B[slot_r]) | slots.watched_B[slot_r],
+            (slots.num_tokens_B[slot_r] + plan.num_trips >= slots.max_len_B[slot_r]) | slots.watched_B[slot_r],
             tuple((row, c.sequence, c.start + c.length) for row, c in enumerate(plan.prefill, start=num_decode)),
             logprobs.start_copy() if slots.logprobs_B.any() else None,
+            dispatched_s,
         )
 
-    def is_odd(self, tokens_r: NDArray[np.int32], slots: SlotTable) -> NDArray[np.bool_]:
-        """For each of `sequences`, whether more may be due than to append its token: it ends or broke down, has left
+    def read_tokens(self) -> NDArray[np.int32]:
+        """int32[R, num_trips]; waits for the device."""
+        return np.asarray(self.tokens_RI)[:, : self.num_trips]
+
+    def is_odd(self, tokens_rI: NDArray[np.int32], slots: SlotTable) -> NDArray[np.bool_]:
+        """For each of `sequences`, whether more may be due than to append its tokens: it ends or broke down, has left
         its slot, follows a grammar, or asked for more."""
-        stops_r = (slots.stop_BK[self.slot_r] == tokens_r[:, None]).any(axis=1) | (tokens_r == NOT_FINITE)
-        return self.watched_r | stops_r | (slots.owner_B[self.slot_r] != self.owner_r)
+        stops_rK = slots.stop_BK[self.slot_r]
+        odd_r = self.watched_r | (slots.owner_B[self.slot_r] != self.owner_r)
+        for tokens_r in tokens_rI.T:
+            odd_r |= (stops_rK == tokens_r[:, None]).any(axis=1) | (tokens_r == NOT_FINITE)
+        return odd_r
 
     def read_logprobs(self) -> dict[str, tuple[TokenLogprobs, ...]]:
         """By request id, one entry for each that asked."""

@@ -76,7 +76,7 @@ class SlotPages:
         self._table.append(sequence.slot, self._pool.allocate(count))
 
     def grow(self, slots: NDArray[np.intp]) -> None:
-        """One page for each of these slots."""
+        """One page for each of these slots, which are rising and may be repeated."""
         if len(slots):
             self._table.append_each(slots, self._pool.allocate(len(slots)))
 

@@ -27,6 +27,10 @@ class Limits:
     """Steps without a token after which a batch sequence may be promoted."""
     max_promoted: int = 1
     """Promoted sequences at a time: the floor of the batch band, in slots."""
+    max_trips: int = 1
+    """Tokens that one decode call may give a row."""
+    max_call_s: float = 0.02
+    """How long a decode call of several trips may take: a newcomer waits for it, and its tokens come in one burst."""
 
 
 class PageReader(Protocol):
@@ -78,10 +82,12 @@ class StepPlan:
     admit: tuple[Admission, ...] = ()
     """In the order of their rank, from the best."""
     grow: NDArray[np.intp] = field(default_factory=_no_slots)
-    """Slots of decoding sequences that need one more page."""
+    """Slots of decoding sequences that need pages, rising; a slot stands here once per page."""
     decode: NDArray[np.intp] = field(default_factory=_no_slots)
-    """Slots that decode one token, rising."""
+    """Slots that decode, rising."""
     prefill: tuple[Chunk, ...] = ()
+    num_trips: int = 1
+    """Tokens that each of `decode` gets, unless it ends before; 1 beside prefill."""
 
     @property
     def has_work(self) -> bool:

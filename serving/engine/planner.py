@@ -9,6 +9,7 @@ band. So a batch request waits a bounded number of steps: its patience, the prom
 requests that came before it; those that come later cannot hold it up.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence as Items
 
@@ -16,23 +17,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.engine.admission import AdmissionDraft
-from serving.engine.growth import plan_growth
+from serving.engine.growth import choose_trips, plan_growth
 from serving.engine.plan import Limits, PageReader, StepPlan
 from serving.engine.sequence import BATCH, INTERACTIVE, Sequence
 from serving.engine.slots import SlotTable
 
 
 def plan_step(
-    waiting: Items[Sequence], slots: SlotTable, pages: PageReader, limits: Limits, step: int = 0, num_promoted: int = 0
+    waiting: Items[Sequence],
+    slots: SlotTable,
+    pages: PageReader,
+    limits: Limits,
+    step: int = 0,
+    num_promoted: int = 0,
+    trip_s: float = math.inf,
 ) -> StepPlan:
-    """`waiting` is in the order of rank; `step` counts plans; `num_promoted` sequences are promoted and have not ended.
+    """`waiting` is in the order of rank; `step` counts plans; `num_promoted` sequences are promoted and have not ended;
+    one token for all takes about `trip_s` seconds.
 
     Pages promised never exceed the free ones plus those that the preempted surely give back.
     """
-    growth = plan_growth(slots, pages, limits)
     prefilling = slots.prefilling()
     if not (waiting or prefilling):  # the steady state: everyone decodes
-        return StepPlan(preempt=growth.preempt, grow=growth.grow, decode=growth.decode)
+        growth = plan_growth(slots, pages, limits, choose_trips(slots, limits, trip_s))
+        return StepPlan(preempt=growth.preempt, grow=growth.grow, decode=growth.decode, num_trips=growth.num_trips)
+    growth = plan_growth(slots, pages, limits)
     gone = set(map(id, growth.preempt))
     running = [sequence for sequence in prefilling if id(sequence) not in gone]
     draft = AdmissionDraft(slots, pages, limits, growth)

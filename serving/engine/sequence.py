@@ -5,10 +5,11 @@ Its tokens, in order, and who knows them:
     |<------- token_ids: the host has them ------->|<- pending --->|
     |<- prompt: num_prompt ->|<- answer, read ---->|<- on device ->|
 
-A step that samples for the sequence adds one pending token, which the host reads one step later. What changes with
+A step that samples for the sequence adds pending tokens, which the host reads one step later. What changes with
 every decode step of a running sequence stands in the columns of `slots.SlotTable`, not here.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,7 +50,7 @@ class Sequence:
     num_scheduled: int = 0
     """Tokens whose keys and values prefill has put into pages, or is about to; decoding does not change it."""
     num_pending: int = 0
-    """While it waits: 1 if it was preempted before its newest token could be read."""
+    """While it waits: tokens of a step in flight that it was preempted before, and which have not been read."""
     slot: int = NO_SLOT
     num_published: int = 0
     """Pages, from the first, that the prefix cache knows."""
@@ -65,6 +66,19 @@ class Sequence:
         self.num_prompt = len(self.request.token_ids)
         self.max_len = self.num_prompt + self.max_tokens
         self.band = BATCH if self.request.priority is Priority.BATCH else INTERACTIVE
+
+    def take(self, tokens: Iterable[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Append tokens up to one with which the answer ends; returns those, and why it ends."""
+        start, reason = len(self.token_ids), None
+        for token in tokens:
+            self.token_ids.append(token)
+            if token in self.stop_ids:
+                reason = FinishReason.STOP
+            elif len(self.token_ids) == self.max_len:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                break
+        return tuple(self.token_ids[start:]), reason
 
     @property
     def is_promoted(self) -> bool:

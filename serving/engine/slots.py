@@ -56,6 +56,12 @@ class SlotTable:
         """Slots with something to schedule."""
         return self.num_tokens_B < self.max_len_B
 
+    def num_due(self, slots: NDArray[np.intp], num_trips: int) -> NDArray[np.int32] | int:
+        """Tokens that a call of so many trips gives each of these decoding slots, unless it stops before."""
+        if num_trips == 1:
+            return 1
+        return np.minimum(num_trips, self.max_len_B[slots] - self.num_tokens_B[slots])
+
     def decoding(self) -> NDArray[np.intp]:
         """Slots that can decode a token."""
         return np.flatnonzero(self.decodes_B & self.unfinished_B & ~self.unread_B)
@@ -85,7 +91,7 @@ class SlotTable:
         self.grammar_B[slot] = sequence.request.matcher is not None
         many_stops = len(sequence.stop_ids) > STOPS
         self.watched_B[slot] = self.logprobs_B[slot] or self.grammar_B[slot] or many_stops
-        self.stop_BK[slot] = [*sequence.stop_ids, *[NO_TOKEN] * STOPS][:STOPS]
+        self.stop_BK[slot] = stop_columns(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         slot = sequence.slot
@@ -93,12 +99,13 @@ class SlotTable:
         self.sequences[slot] = None
         self.num_tokens_B[slot] = self.max_len_B[slot] = 0
         self.decodes_B[slot] = self.batch_B[slot] = self.logprobs_B[slot] = False
-        self.grammar_B[slot] = self.unread_B[slot] = False
+        self.grammar_B[slot] = self.unread_B[slot] = self.watched_B[slot] = False
         self.owner_B[slot] += 1
         sequence.slot = NO_SLOT
 
-    def check_integrity(self) -> None:
-        """Assert that slots and sequences name each other and that the columns agree with what the host has read."""
+    def check_integrity(self, max_trips: int = 1) -> None:
+        """Assert that slots and sequences name each other and that the columns agree with what the host has read, when
+        a call gives a row at most `max_trips` tokens."""
         occupied = [slot for slot, sequence in enumerate(self.sequences) if sequence is not None]
         assert sorted([*occupied, *self._free]) == list(range(len(self.sequences))), "slots do not add up"
         assert not (self.unread_B & ~(self.grammar_B & self.decodes_B)).any(), "a row waits for no token"
@@ -107,5 +114,12 @@ class SlotTable:
             if sequence is not None:
                 num_pending = int(self.num_tokens_B[slot]) - len(sequence.token_ids)
                 assert sequence.slot == slot and sequence.num_pending == 0 and sequence.finish_reason is None
-                assert 0 <= num_pending <= 2 * int(self.decodes_B[slot]), f"{num_pending} tokens are on their way"
+                assert 0 <= num_pending <= 2 * max_trips * int(self.decodes_B[slot]), (
+                    f"{num_pending} tokens are on their way"
+                )
                 assert (self.max_len_B[slot], self.batch_B[slot]) == (sequence.max_len, sequence.band == BATCH)
+
+
+def stop_columns(sequence: Sequence) -> list[int]:
+    """A row of `stop_BK`; a sequence with more stop ids than columns is watched."""
+    return [*sequence.stop_ids, *[NO_TOKEN] * STOPS][:STOPS]

@@ -1,12 +1,13 @@
 """The jitted step, and the programs compiled from it ahead of time: one per StepShape.
 
-A step is embed -> layers -> logits at one row per sequence -> sample -> `last_token[slot]`. The cache, `last_token` and
-the sampler's SlotState are donated: the device keeps one copy of each, and a call rebinds them.
+A step is embed -> layers -> logits at one row per sequence -> sample -> `last_token[slot]`. Without prefill it does so
+several times, as many as the host says (`trips`). The cache, `last_token` and the sampler's SlotState are donated: the
+device keeps one copy of each, and a call rebinds them.
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,12 +19,14 @@ from numpy.typing import NDArray
 from kv.cache import KVCache
 from kv.paged_attention import DecodeKernel, PagedView, TileGroup, paged_attention
 from model.config import ModelConfig
-from serving.engine.batch import NOT_FINITE, ROW_FIELDS, BatchLayout, StepShape
+from serving.engine.batch import NOT_FINITE, NOTHING, ROW_FIELDS, BatchLayout, StepShape
 from serving.engine.logprobs import RowLogprobs
 from serving.engine.masks import ALL_TOKENS, num_words
 from serving.engine.penalties import count_chosen
 from serving.engine.sampling import RowSampling, sample
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
+from serving.engine.slots import STOPS
+from serving.engine.trips import ENDED, TripState, run_trips
 from sharding.params import Params, bind
 
 StepFn = Callable[..., tuple[jax.Array, RowLogprobs, KVCache, jax.Array, SlotState]]
@@ -39,6 +42,8 @@ class StepSpec:
     pages_per_slot: int
     tile_tokens: int
     decode_kernel: DecodeKernel | None = None
+    max_trips: int = 1
+    """Tokens that one decode call can give a row."""
 
     def layout(self, shape: StepShape) -> BatchLayout:
         return BatchLayout(shape, self.pages_per_slot, self.tile_tokens)
@@ -49,8 +54,9 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
     masks_RW)`.
 
     `weights` is a flat tuple of leaves: flattening a Flax state in every call would cost milliseconds of host time.
-    Returns the sampled tokens int32[rows] (NOT_FINITE where the model broke down), their log-probabilities, the cache,
-    `last_token_B`, whose last entry is a scrap slot for padding, and the slots with the new tokens counted.
+    Returns the sampled tokens int32[rows, trips] (ENDED where there is none, NOT_FINITE where the model broke down),
+    log-probabilities of the last trip, the cache, `last_token_B`, whose last entry is a scrap slot for padding, and the
+    slots with the new tokens counted.
     """
     layout = spec.layout(shape)
 
@@ -64,26 +70,40 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
     ) -> tuple[jax.Array, RowLogprobs, KVCache, jax.Array, SlotState]:
         decoder = bind(spec.config, jax.tree.unflatten(treedef, weights))
         fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ = layout.split(packed)
-        slot_R, position_R, sample_at_R = fields_FR[0], fields_FR[1], fields_FR[2]
-        groups = [TileGroup(pages_RJ, position_R[:, None])]
-        tokens_T, positions_T = last_token_B[slot_R], position_R
+        slot_R, position_R, sample_at_R, num_trips_R = fields_FR[:4]
+        rows, stops_RK = row_sampling(fields_FR, masks_RW), fields_FR[-STOPS:].T
+
+        def trip(i: jax.Array, state: TripState) -> tuple[jax.Array, RowLogprobs, TripState]:
+            is_alive_R = (position_R < 0) | (state.newest_R != ENDED)  # a row that prefills starts anew
+            is_sampled_R = (i < num_trips_R) & is_alive_R
+            at_R = jnp.where(is_sampled_R & (position_R >= 0), position_R + i, NOTHING)
+            groups = [TileGroup(pages_RJ, at_R[:, None])]
+            tokens_T, positions_T = jnp.maximum(state.newest_R, 0), at_R
+            if shape.tiles:
+                groups.append(TileGroup(pages_RJ[tile_rows_S1[:, 0]], positions_SQ))
+                tokens_T = jnp.concatenate([tokens_T, tokens_SQ.reshape(-1)])
+                positions_T = jnp.concatenate([positions_T, positions_SQ.reshape(-1)])
+            attend = paged_attention(PagedView(tuple(groups)), spec.decode_kernel)
+            rows_R = jnp.maximum(sample_at_R, 0)
+            x_TD, cache = decoder.hidden(tokens_T, jnp.maximum(positions_T, 0), attend, state.cache)
+            logits_RV = decoder.logits(x_TD[rows_R])
+            kept = SlotState(state.counts_BV, slots.edits_B3E)
+            chosen_R, logprobs = sample(logits_RV, replace(rows, position_R=rows.position_R + i), kept)
+            counts_BV = count_chosen(state.counts_BV, slot_R, chosen_R, rows.counted_R & is_sampled_R)
+            broken_R = _broken_rows(x_TD, positions_T, shape.rows, tile_rows_S1)
+            broken_R |= is_sampled_R & ~_is_finite(logits_RV)
+            next_R = jnp.where((stops_RK == chosen_R[:, None]).any(axis=1) | broken_R, ENDED, chosen_R)
+            state = TripState(cache, jnp.where(is_sampled_R, next_R, state.newest_R), counts_BV)
+            return jnp.where(broken_R, NOT_FINITE, jnp.where(is_sampled_R, chosen_R, ENDED)), logprobs, state
+
+        state = TripState(cache, last_token_B[slot_R], slots.counts_BV)
         if shape.tiles:
-            groups.append(TileGroup(pages_RJ[tile_rows_S1[:, 0]], positions_SQ))
-            tokens_T = jnp.concatenate([tokens_T, tokens_SQ.reshape(-1)])
-            positions_T = jnp.concatenate([positions_T, positions_SQ.reshape(-1)])
-        attend = paged_attention(PagedView(tuple(groups)), spec.decode_kernel)
-        rows_R = jnp.maximum(sample_at_R, 0)
-        x_TD, cache = decoder.hidden(tokens_T, jnp.maximum(positions_T, 0), attend, cache)
-        logits_RV = decoder.logits(x_TD[rows_R])
-        rows = row_sampling(fields_FR, masks_RW)
-        chosen_R, logprobs = sample(logits_RV, rows, slots)
-        is_sampled_R = sample_at_R >= 0
-        newest_R = jnp.where(is_sampled_R, chosen_R, last_token_B[slot_R])
-        counts_BV = count_chosen(slots.counts_BV, slot_R, chosen_R, rows.counted_R & is_sampled_R)
-        slots = SlotState(counts_BV, slots.edits_B3E)
-        broken_R = _broken_rows(x_TD, positions_T, shape.rows, tile_rows_S1) | (is_sampled_R & ~_is_finite(logits_RV))
-        told_R = jnp.where(broken_R, NOT_FINITE, chosen_R)
-        return told_R, logprobs, cache, last_token_B.at[slot_R].set(newest_R), slots
+            tokens_R, logprobs, state = trip(jnp.int32(0), state)
+            tokens_RI = tokens_R[:, None]
+        else:
+            tokens_RI, logprobs, state = run_trips(trip, num_trips_R, state, spec.max_trips)
+        slots = SlotState(state.counts_BV, slots.edits_B3E)
+        return tokens_RI, logprobs, state.cache, last_token_B.at[slot_R].set(state.newest_R), slots
 
     return serving_step
 
@@ -216,13 +236,13 @@ class Programs:
     def run(
         self, shape: StepShape, packed: NDArray[np.int32], masks_RW: NDArray[np.int32] | None = None
     ) -> tuple[jax.Array, RowLogprobs]:
-        """Dispatch one step and return at once; the tokens, int32[rows], start their way to the host."""
+        """Dispatch one step and return at once; the tokens, int32[rows, trips], start their way to the host."""
         masks = self._all_allowed[shape.rows] if masks_RW is None else masks_RW
-        tokens_R, logprobs, self._cache, self._last_token_B, self._slots = self._compiled[shape](
+        tokens_RI, logprobs, self._cache, self._last_token_B, self._slots = self._compiled[shape](
             self._weights, self._cache, self._last_token_B, self._slots, packed, masks
         )
-        tokens_R.copy_to_host_async()
-        return tokens_R, logprobs
+        tokens_RI.copy_to_host_async()
+        return tokens_RI, logprobs
 
     def write_slot(self, packet: NDArray[np.int32]) -> None:
         """Dispatch one packet of `slot_packets`; steps that run after it see it."""

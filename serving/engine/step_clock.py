@@ -19,7 +19,10 @@ class StepClock:
         self.device_wait_s = 0.0
         """Waiting until the tokens of a step are on the host."""
         self._now = now
-        self._started = self._waited = 0.0
+        self._started = self._waited = self._call_ended = 0.0
+
+    def now(self) -> float:
+        return self._now()
 
     def start_step(self) -> None:
         self._started, self._waited = self._now(), 0.0
@@ -30,6 +33,14 @@ class StepClock:
         result = read()
         self._waited += self._now() - before
         return result
+
+    def end_call(self, dispatched_s: float) -> float:
+        """Seconds that a call, whose tokens have just been read, had the device for itself: since it was dispatched, or
+        since the call before it was done. Where the host is late it is an upper bound."""
+        ended = self._now()
+        call_s = ended - max(dispatched_s, self._call_ended)
+        self._call_ended = ended
+        return call_s
 
     def end_step(self) -> tuple[float, float]:
         """Host seconds and waiting seconds of this step."""

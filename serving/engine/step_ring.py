@@ -28,7 +28,9 @@ class StepRecord:
     shape: str
     """The compiled program."""
     num_decode: int
-    """Rows that decode one token."""
+    """Rows that decode."""
+    num_trips: int
+    """Tokens for each of them."""
     num_prefill: int
     """Rows that prefill."""
     prefill_tokens: int
@@ -52,6 +54,7 @@ class StepRecord:
             at_unix_s=time.time(),
             shape=shape,
             num_decode=len(plan.decode),
+            num_trips=plan.num_trips,
             num_prefill=len(plan.prefill),
             prefill_tokens=sum(chunk.length for chunk in plan.prefill),
             num_running=load.num_running,

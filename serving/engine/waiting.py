@@ -49,11 +49,11 @@ class WaitingQueue:
                 late[sequence] = None
         return list(late)
 
-    def check_integrity(self) -> None:
-        """Assert the order, and that nobody here has a slot."""
+    def check_integrity(self, max_trips: int = 1) -> None:
+        """Assert the order, and that nobody here has a slot or waits for more tokens than one call can give."""
         ranks = [rank(sequence) for sequence in self._ranked]
         assert all(a < b for a, b in pairwise(ranks)), "the queue is out of order"
-        assert all(s.slot < 0 and s.finish_reason is None and 0 <= s.num_pending <= 1 for s in self._ranked)
+        assert all(s.slot < 0 and s.finish_reason is None and 0 <= s.num_pending <= max_trips for s in self._ranked)
 
 
 def _may_be_late(sequence: Sequence) -> bool:

@@ -22,10 +22,10 @@ class NullPrograms:
     def __init__(self, num_slots: int) -> None:
         self.spec = StepSpec(ModelConfig.tiny(), None, num_slots, CONTEXT // PAGE_SIZE, TILE_TOKENS)  # type: ignore[arg-type]
         self.shapes = step_shapes(num_slots, MAX_TILES)
-        self._tokens_R = np.ones(num_slots, np.int32)
+        self._tokens_RI = np.ones((num_slots, 1), np.int32)
 
     def run(self, shape: object, packed: object, masks: object = None) -> tuple[np.ndarray, None]:
-        return self._tokens_R, None
+        return self._tokens_RI, None
 
 
 def host_microseconds_per_step(num_running: int, num_steps: int = 300) -> float:

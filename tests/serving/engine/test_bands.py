@@ -1,5 +1,7 @@
 """Bands and deadlines over whole traces, without a device: everyone ends, nobody starves, batch makes way."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +27,8 @@ def ask(name, prompt, answer, priority=INTERACTIVE, **changes):
 class Trace:
     """Drives an engine step by step, checks it, and remembers when each request came and ended."""
 
-    def __init__(self, **changes):
-        self.engine = counting_engine(LIMITS, **changes)
+    def __init__(self, max_trips=1, **changes):
+        self.engine = counting_engine(dataclasses.replace(LIMITS, max_trips=max_trips), **changes)
         self.step, self.tokens, self.asked, self.came, self.ended = 0, {}, {}, {}, {}
 
     def submit(self, asked):
@@ -72,12 +74,16 @@ REQUESTS = st.lists(
 
 
 @given(
-    REQUESTS, st.integers(32, 60), st.dictionaries(st.integers(0, 80), st.integers(0, 13), max_size=5), st.booleans()
+    REQUESTS,
+    st.integers(32, 60),
+    st.dictionaries(st.integers(0, 80), st.integers(0, 13), max_size=5),
+    st.booleans(),
+    st.sampled_from([1, 5]),
 )
 @settings(max_examples=120, deadline=None)
-def test_any_trace_ends_with_every_answer_whole(requests, num_pages, aborts, overlap):
+def test_any_trace_ends_with_every_answer_whole(requests, num_pages, aborts, overlap, max_trips):
     """Arrivals, aborts, preemption for slots and pages, promotion, shared pages: with integrity after each step."""
-    trace = Trace(num_pages=num_pages, overlap=overlap, num_slots=3)
+    trace = Trace(max_trips, num_pages=num_pages, overlap=overlap, num_slots=3)
     arrivals = sorted((at, i) for i, (_, _, _, at) in enumerate(requests))
     while arrivals or trace.engine.has_work:
         while arrivals and arrivals[0][0] <= trace.step:

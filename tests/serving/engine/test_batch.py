@@ -16,9 +16,9 @@ from serving.request import SamplingParams
 TILE = 4
 
 
-def sequence(tokens, **sampling):
+def sequence(tokens, max_tokens=9, stops=(), **sampling):
     request = EngineRequest("x", tuple(tokens), SamplingParams(**sampling))
-    return Sequence(request, max_tokens=9, seed=-1, keys=PageKeys(4))
+    return Sequence(request, max_tokens=max_tokens, seed=-1, keys=PageKeys(4), stop_ids=frozenset(stops))
 
 
 @pytest.mark.parametrize(("slots", "tiles"), [(1, 1), (4, 2), (64, 8), (100, 5)])
@@ -47,26 +47,31 @@ def test_the_packed_vector_holds_the_plan():
     table, slots, settings = PageTable(4, 3), SlotTable(4), SlotSettings(4)
     chunk = sequence(range(10, 20), temperature=0.25, top_k=3)
     other = sequence([1])
-    decode = sequence([5, 6, 7], temperature=0.0, top_p=0.5, frequency_penalty=0.75, logprobs=0)
+    decode = sequence(
+        [5, 6, 7], temperature=0.0, top_p=0.5, frequency_penalty=0.75, logprobs=0, stops=(9,), max_tokens=2
+    )
     for s in (chunk, other, decode):
         slots.enter(s)
         settings.set(s.slot, s)
     table.append(0, [4, 5, 6])
     table.append(2, [8])
     layout = BatchLayout(StepShape(tiles=2, rows=4), pages_per_slot=3, tile_tokens=TILE)
-    packed = build_batch(StepPlan(decode=np.array([2]), prefill=(Chunk(chunk, 4, 6),)), layout, table, slots, settings)
+    plan = StepPlan(decode=np.array([2]), prefill=(Chunk(chunk, 4, 6),), num_trips=8)
+    packed = build_batch(plan, layout, table, slots, settings)
 
     fields, pages, tile_rows, tokens, positions = layout.split(packed)
-    slot, position, sample_at, sample_position, temperature, top_k, top_p, _, seed_high, seed_low, *rest = fields
+    slot, position, sample_at, num_trips, sample_position, temperature, top_k, top_p, _, *rest = fields
     assert packed.shape == (layout.size,)
     assert slot.tolist() == [2, 0, 4, 4]  # 4 is the scrap slot
     assert position.tolist() == [2, NOTHING, NOTHING, NOTHING]
     assert sample_at.tolist() == [0, 4 + 5, NOTHING, NOTHING]  # the chunk's last token, after the four rows
+    assert num_trips.tolist() == [2, 1, 0, 0]  # no more than the sequence may have
     assert sample_position.tolist()[:2] == [3, 10]
     assert temperature.view(np.float32).tolist()[:2] == [0.0, 0.25] and top_k.tolist()[:2] == [0, 3]
     assert top_p.view(np.float32).tolist()[:2] == [0.5, 1.0]
+    seed_high, seed_low, *rest = rest
     assert (seed_high[0], seed_low[0]) == (-1, -1)
-    repetition, presence, frequency, counted, num_edits, logprobs, masked = rest
+    repetition, presence, frequency, counted, num_edits, logprobs, masked, *stops = rest
     penalties = [x.view(np.float32).tolist()[:2] for x in (repetition, presence, frequency)]
     assert penalties == [[1.0, 1.0], [0.0, 0.0], [0.75, 0.0]]
     assert [x.tolist() for x in (counted, num_edits, logprobs, masked)] == [
@@ -75,6 +80,7 @@ def test_the_packed_vector_holds_the_plan():
         [1, 0, 0, 0],
         [0] * 4,
     ]
+    assert [x.tolist()[:2] for x in stops] == [[9, -1], [-1, -1], [-1, -1], [-1, -1]]
     assert pages.tolist() == [[8, 0, 0], [4, 5, 6], [0, 0, 0], [0, 0, 0]]
     assert tile_rows.ravel().tolist() == [1, 1]
     assert tokens.tolist() == [[14, 15, 16, 17], [18, 19, 0, 0]]

@@ -74,7 +74,7 @@ def test_preempted_equals_undisturbed(sampling):
 
 
 def test_sharded_equals_one_device(expected):
-    assert run(tiny_engine(mesh="data=1,tensor=4"), REQUESTS) == expected
+    assert run(tiny_engine(mesh="data=1,tensor=4", trips=8), REQUESTS) == expected
 
 
 def test_what_cannot_be_split_is_replicated_and_the_answers_stay(expected):

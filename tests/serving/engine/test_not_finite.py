@@ -93,6 +93,16 @@ def test_an_answer_that_comes_upon_it_fails_from_there_on(damaged, undisturbed, 
     assert {r.request_id: (tokens[r.request_id], ends[r.request_id].finish_reason) for r in NEIGHBOURS} == undisturbed
 
 
+def test_one_that_comes_upon_it_within_a_call_fails_there_and_stops_no_neighbour(damaged, undisturbed):
+    steered = SamplingParams(temperature=0.0, logit_bias=((DAMAGED, 100.0),), max_tokens=12)
+    engine = damaged(trips=8)
+    tokens, ends = answers_of(engine, [*NEIGHBOURS, request("bad", prompt(3, 20), steered)])
+    assert max(record.num_trips for record in engine.ring.records) > 1
+    assert_failed(ends["bad"])
+    assert tokens["bad"] == [DAMAGED]
+    assert {r.request_id: (tokens[r.request_id], ends[r.request_id].finish_reason) for r in NEIGHBOURS} == undisturbed
+
+
 def test_what_was_damaged_is_not_shared_and_what_came_before_is(damaged):
     engine = damaged()
     bad = request("bad", prompt(3, 60, damaged_at=2 * PAGE_SIZE))

@@ -18,6 +18,7 @@ from serving.engine.slots import SlotTable
 from serving.request import Priority, SamplingParams
 
 LIMITS = Limits(page_size=4, tile_tokens=8, max_tiles=3, growth_tokens=4, patience=10)
+LOOPED = dataclasses.replace(LIMITS, max_trips=8, max_call_s=0.02)
 
 
 class World:
@@ -63,8 +64,8 @@ class World:
     def num_releasable(self, sequence):
         return int(self.num_pages_B[sequence.slot])
 
-    def plan(self, step=0, num_promoted=0):
-        return plan_step(self.waiting, self.slots, self, LIMITS, step, num_promoted)
+    def plan(self, step=0, num_promoted=0, limits=LIMITS, trip_s=0.001):
+        return plan_step(self.waiting, self.slots, self, limits, step, num_promoted, trip_s)
 
 
 def chunks(plan):
@@ -208,6 +209,41 @@ def test_a_batch_sequence_that_waited_long_is_promoted(running):
     assert not world.plan(step=10, num_promoted=1).promote, "the floor is one slot here"
 
 
+@pytest.mark.parametrize(
+    ("trip_s", "num_trips"), [(0.0, 8), (0.001, 8), (0.004, 5), (0.015, 1), (0.5, 1), (float("inf"), 1)]
+)
+def test_a_call_of_several_trips_is_short(trip_s, num_trips):
+    world = World()
+    world.decode(6, 3)
+    assert world.plan(limits=LOOPED, trip_s=trip_s).num_trips == num_trips
+
+
+def test_several_trips_take_their_pages_and_no_more_trips_than_there_are_pages_for():
+    world = World(num_free=5)
+    one, other = world.decode(8, 2), world.decode(5, 2, max_tokens=3)
+    plan = world.plan(limits=LOOPED)
+    assert (plan.num_trips, plan.grow.tolist()) == (8, [one.slot, one.slot]), "the other needs only its last tokens"
+    world.num_free = 1
+    plan = world.plan(limits=LOOPED)
+    assert (plan.num_trips, plan.grow.tolist()) == (5, [one.slot])
+    world.num_free = 0
+    assert world.plan(limits=LOOPED).num_trips == 1
+    assert other.slot in world.plan(limits=LOOPED).decode
+
+
+def test_one_trip_when_somebody_waits_or_prefills_or_must_be_looked_at():
+    def num_trips(change):
+        world = World(num_slots=2)
+        world.decode(6, 9)
+        change(world)
+        return world.plan(limits=LOOPED).num_trips
+
+    assert num_trips(lambda world: None) == 8
+    assert num_trips(lambda world: world.wait(5)) == 1
+    assert num_trips(lambda world: world.prefill(30, 8, 8)) == 1
+    assert num_trips(lambda world: world.slots.watched_B.__setitem__(0, True)) == 1
+
+
 @st.composite
 def worlds(draw):
     """Any state that the engine can reach, roughly: running sequences in all phases and a queue."""
@@ -231,11 +267,11 @@ def state_of(world):
     return figures, columns
 
 
-@given(worlds(), st.integers(0, 20), st.integers(0, 1))
+@given(worlds(), st.integers(0, 20), st.integers(0, 1), st.sampled_from([LIMITS, LOOPED]))
 @settings(max_examples=500)
-def test_a_plan_never_promises_what_is_not_there(world, step, num_promoted):
+def test_a_plan_never_promises_what_is_not_there(world, step, num_promoted, limits):
     before = state_of(world)
-    plan = world.plan(step, num_promoted)
+    plan = world.plan(step, num_promoted, limits)
     assert state_of(world) == before, "the planner changed something"
     given_back = sum(world.num_releasable(s) for s in plan.preempt)
     assert len(plan.grow) + sum(a.num_pages for a in plan.admit) <= world.num_free + given_back
@@ -247,9 +283,12 @@ def test_a_plan_never_promises_what_is_not_there(world, step, num_promoted):
     assert len(set(map(id, working))) == len(working), "a sequence works twice"
     assert not set(map(id, plan.preempt)) & set(map(id, working)), "a preempted sequence works"
     assert set(plan.grow.tolist()) <= set(plan.decode.tolist())
-    for s in decoding:
-        pages = world.num_pages_B[s.slot] + (s.slot in plan.grow)
-        assert pages * LIMITS.page_size >= world.slots.num_tokens_B[s.slot], "a decode row without room for its token"
+    due = np.broadcast_to(world.slots.num_due(plan.decode, plan.num_trips), len(decoding)).tolist()
+    for s, num_due in zip(decoding, due, strict=True):
+        pages = world.num_pages_B[s.slot] + (plan.grow == s.slot).sum()
+        last = world.slots.num_tokens_B[s.slot] + num_due - 1
+        assert pages * LIMITS.page_size >= last, "a decode row without room for its tokens"
+    assert plan.num_trips == 1 or not (world.waiting or plan.prefill or plan.preempt)
     for chunk in plan.prefill:
         assert chunk.length >= 1 and chunk.start == chunk.sequence.num_scheduled
 

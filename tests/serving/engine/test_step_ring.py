@@ -1,13 +1,15 @@
-"""What a crash leaves behind, and where the time of a step went."""
+"""What a crash leaves behind, where the time of a step went, and how long a trip takes."""
 
 import json
+import math
 
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import MAX_FILES, StepRecord, StepRing
+from serving.engine.trip_times import TripTimes
 
 
 def record(number, **changes):
-    return StepRecord(number, 0.0, "decode 4 rows", 3, 0, 0, 3, 1, 90, **changes)
+    return StepRecord(number, 0.0, "decode 4 rows", 3, 1, 0, 0, 3, 1, 90, **changes)
 
 
 def test_only_the_newest_steps_are_kept():
@@ -56,3 +58,20 @@ def test_time_is_split_between_host_and_waiting():
     clock.start_step()
     assert clock.end_step() == (0.5, 0.0)
     assert (clock.host_s, clock.device_wait_s) == (3.5, 3.0)
+
+
+def test_a_call_has_the_device_from_its_dispatch_or_from_the_end_of_the_call_before():
+    times = iter([13.0, 14.5, 20.0])
+    clock = StepClock(lambda: next(times))
+    assert [clock.end_call(dispatched_s) for dispatched_s in (11.0, 12.0, 18.0)] == [2.0, 1.5, 2.0]
+
+
+def test_the_time_of_a_trip_is_known_by_number_of_rows_and_follows_slowly():
+    times = TripTimes()
+    assert times.estimate(4) == math.inf
+    times.note(3, call_s=0.4, num_trips=4)
+    assert times.estimate(4) == 0.1 and times.estimate(5) == times.estimate(2) == math.inf
+    times.note(4, call_s=0.5, num_trips=1)
+    times.note(4, call_s=9.0, num_trips=0)
+    assert times.estimate(3) == 0.2
+    assert TripTimes(0.5).estimate(99) == 0.5
