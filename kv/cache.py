@@ -1,7 +1,7 @@
 """KVCache: the device arrays that hold keys and values of all pages of all layers.
 
 The layout is private to the attention seam: the tokens of a page lie together, one KV head after the other, so that one
-head's keys of a page are one run of memory.
+head's part of a page is one run of memory. Keys lie transposed: scores then add up whole rows of a page, as values do.
 """
 
 import math
@@ -16,13 +16,13 @@ from model import axes
 from model.config import ModelConfig
 from sharding.rules import ShardingRules
 
-_AXES = (axes.LAYERS, None, axes.KV_HEADS, None, axes.HEAD_DIM)
+_AXES = (axes.LAYERS, None, axes.KV_HEADS, None, None)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
-    k_LPKGH: jax.Array
+    k_LPKHG: jax.Array
     """Keys after rope. Page 0 is the null page."""
     v_LPKGH: jax.Array
 
@@ -42,7 +42,7 @@ def abstract_cache(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rules.sharding(mesh, whole))
 
     return KVCache(
-        k_LPKGH=describe((L, num_pages, K, page_size, H), _AXES),  # type: ignore[arg-type]
+        k_LPKHG=describe((L, num_pages, K, H, page_size), _AXES),  # type: ignore[arg-type]
         v_LPKGH=describe((L, num_pages, K, page_size, H), _AXES),  # type: ignore[arg-type]
     )
 

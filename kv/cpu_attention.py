@@ -2,32 +2,53 @@
 
 Decode attention is bound by memory: a gather reads and writes every live key and value before the product reads
 them. The kernel in `kv.cpu_kernel`, compiled by Numba and called through XLA's foreign function interface, touches them
-once. It serves one query token per sequence; prefill keeps the XLA form, which is bound by arithmetic.
+once, and stores the new key and value on its way. It serves one query token per sequence; prefill keeps the XLA form,
+which is bound by arithmetic.
 """
 
 import ctypes
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 
 from kv.cache import KVCache
-from kv.cpu_kernel import bfloat16_handler, float32_handler
+
+DTYPES = ("float32", "bfloat16")
+"""Types of pools that the kernel reads."""
 
 
-def register() -> None:
-    """Make the kernel known to XLA in this process; once is enough, more does no harm."""
+@cache
+def register(dtype: str) -> None:
+    """Make the kernel for pools of this type, one of `DTYPES`, known to XLA in this process."""
+    from kv.cpu_threads import compile_handler  # Numba takes a second to import
+
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    for name, handler in (("float32", float32_handler), ("bfloat16", bfloat16_handler)):
-        jax.ffi.register_ffi_target(f"podstream_decode_{name}", capsule(handler.address, None, None), platform="cpu")
+    target = capsule(compile_handler(dtype), None, None)
+    jax.ffi.register_ffi_target(f"podstream_decode_{dtype}", target, platform="cpu")
 
 
 def decode_attention(
-    q_SNH: jax.Array, cache: KVCache, layer: jax.Array, pages_SJ: jax.Array, positions_S: jax.Array
-) -> jax.Array:
-    """float32[S, N, H]: each sequence's newest token attends to all its pages. Position -1 gives zeros.
+    q_SNH: jax.Array,
+    k_SKH: jax.Array,
+    v_SKH: jax.Array,
+    cache: KVCache,
+    layer: jax.Array,
+    pages_SJ: jax.Array,
+    positions_S: jax.Array,
+) -> tuple[jax.Array, KVCache]:
+    """Stores each sequence's newest token at its position and attends to all its pages: float32[S, N, H], the cache.
 
-    Call `register` first.
+    Position -1 stores nothing and gives zeros. What is not finite is stored as 0 and gives NaN for the query heads that
+    share that KV head. Call `register` first.
     """
-    call = jax.ffi.ffi_call(f"podstream_decode_{cache.k_LPKGH.dtype}", jax.ShapeDtypeStruct(q_SNH.shape, jnp.float32))
-    return call(q_SNH, cache.k_LPKGH, cache.v_LPKGH, pages_SJ, positions_S, layer[None])
+    shapes = (
+        jax.ShapeDtypeStruct(q_SNH.shape, jnp.float32),
+        *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (cache.k_LPKHG, cache.v_LPKGH)),
+    )
+    call = jax.ffi.ffi_call(f"podstream_decode_{cache.v_LPKGH.dtype}", shapes, input_output_aliases={3: 1, 4: 2})
+    out_SNH, k_LPKHG, v_LPKGH = call(
+        q_SNH, k_SKH, v_SKH, cache.k_LPKHG, cache.v_LPKGH, pages_SJ, positions_S, layer[None]
+    )
+    return out_SNH, KVCache(k_LPKHG, v_LPKGH)

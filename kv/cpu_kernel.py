@@ -1,71 +1,34 @@
-"""The CPU's decode kernel, in Numba's subset of Python. It has no annotations: Numba compiles a function from the types
-that it is called with.
+"""The CPU's decode kernel: one query token per sequence is stored and attends to all pages of its sequence.
 
-XLA calls `float32_handler` or `bfloat16_handler` with a call frame, laid down in `xla/ffi/api/c_api.h` (the public and
-versioned C API that `jax.ffi.include_dir()` points to). Read as 64-bit words: frame[1] extensions, frame[2] the API
-table, frame[9] the arguments, frame[14] the results; of each buffer, word 3 is the data and word 5 the dimensions.
+Work is cut into items of one sequence and one KV head, which threads take from a common counter. No annotations: Numba
+compiles a function from the types that it is called with.
 """
 
 import math
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, cfunc, njit, types
-from numba.extending import intrinsic, overload
+from numba import carray, njit
 
-_METADATA = 1  # XLA_FFI_Extension_Metadata: XLA asks which API version the handler speaks
-_WORD = types.int64
+from kv.cpu_simd import (
+    LANES,
+    add_weighted,
+    as_bits,
+    as_float,
+    as_pointer,
+    fetch_add,
+    narrow,
+    num_bytes,
+    prefetch_line,
+    widen,
+)
 
+# Words of a job. Addresses are of C-contiguous arrays, sizes count elements.
+QUERIES, NEW_KEYS, NEW_VALUES, KEYS, VALUES, PAGES, POSITIONS, OUT = range(8)
+LAYER, ROWS, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES_PER_ROW, PAGES_IN_POOL = range(8, 16)
+NEXT_ITEM, ITEMS_DONE, USERS = 16, 17, 18  # the counters that threads share
+JOB_WORDS = 19
 
-@intrinsic
-def _pointer(typing_context, address):
-    """An integer as a `void *`."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(_WORD), generate
-
-
-@intrinsic
-def _as_float(typing_context, bits):
-    """The float32 with these 32 bits."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-def _widen(x):
-    """A stored element as float32; see the overload."""
-    raise NotImplementedError
-
-
-@overload(_widen, inline="always")
-def _widen_overload(x):
-    if x == types.uint16:  # bfloat16 is the upper half of a float32
-        return lambda x: _as_float(np.uint32(x) << np.uint32(16))
-    return lambda x: x
-
-
-@njit(fastmath=True, nogil=True, error_model="numpy", cache=True)
-def _scores(q_RH, k_GH, count, out_RG):
-    """out[r, t] = q[r] . k[t]. Sums stay in registers; two queries at a time share what is read of the keys."""
-    R, H = q_RH.shape
-    for t in range(count):
-        for r in range(0, R - 1, 2):
-            a = b = np.float32(0)
-            for d in range(H):
-                key = _widen(k_GH[t, d])
-                a += q_RH[r, d] * key
-                b += q_RH[r + 1, d] * key
-            out_RG[r, t], out_RG[r + 1, t] = a, b
-        if R % 2:
-            a = np.float32(0)
-            for d in range(H):
-                a += q_RH[R - 1, d] * _widen(k_GH[t, d])
-            out_RG[R - 1, t] = a
+_compiled = njit(fastmath={"contract", "reassoc", "nsz"}, nogil=True, error_model="numpy", cache=True)
 
 
 @njit(inline="always")
@@ -80,10 +43,10 @@ def _exp(x):
     p = p * r + np.float32(4.1665795894e-2)
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
-    return (p * r * r + r + np.float32(1)) * _as_float(np.uint32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    return (p * r * r + r + np.float32(1)) * as_float(np.uint32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
-@njit(fastmath=True, nogil=True, error_model="numpy", cache=True)
+@_compiled
 def _softmax(scores_U):
     top = scores_U[0]
     for t in range(scores_U.shape[0]):
@@ -98,108 +61,119 @@ def _softmax(scores_U):
         scores_U[t] *= scale
 
 
-@njit(fastmath=True, nogil=True, error_model="numpy", cache=True)
-def _mix(weights_G, v_GH, count, out_H):
-    """out += weights[:count] . v[:count]."""
-    H = v_GH.shape[1]
-    whole = count - count % 4
-    for t in range(0, whole, 4):
-        a, b, c, e = weights_G[t], weights_G[t + 1], weights_G[t + 2], weights_G[t + 3]
-        for d in range(H):
-            out_H[d] += (
-                a * _widen(v_GH[t, d])
-                + b * _widen(v_GH[t + 1, d])
-                + c * _widen(v_GH[t + 2, d])
-                + e * _widen(v_GH[t + 3, d])
-            )
-    for t in range(whole, count):
-        for d in range(H):
-            out_H[d] += weights_G[t] * _widen(v_GH[t, d])
+@njit(inline="always")
+def _is_finite(x):
+    return as_bits(x) & np.uint32(0x7F800000) != np.uint32(0x7F800000)
 
 
-@njit(fastmath=True, nogil=True, error_model="numpy", cache=True)
-def _attend(q_SNH, k_PKGH, v_PKGH, pages_SJ, positions_S, out_SNH):
-    """All heads of a page before the next page: they lie side by side, which is what memory is fast at."""
-    S, N, H = q_SNH.shape
-    K, G = v_PKGH.shape[1:3]
-    R = N // K
+@_compiled
+def _mix(weights, rows, count, columns, out, element):
+    """out[:columns] += weights[:count] . rows[:count, :columns], all by address."""
+    whole = columns - columns % LANES
+    for c in range(0, whole, LANES):
+        add_weighted(out + 4 * c, weights, rows + num_bytes(element) * c, count, columns, element)
+    if whole < columns:
+        out_c = carray(as_pointer(out), (columns,), np.float32)
+        weight_i = carray(as_pointer(weights), (count,), np.float32)
+        row_ic = carray(as_pointer(rows), (count, columns), element)
+        for i in range(count):
+            for c in range(whole, columns):
+                out_c[c] += weight_i[i] * widen(row_ic[i, c])
+
+
+@_compiled
+def _store(job, s, h, element):
+    """Write the new key and value into their page, 0 for what is not finite; whether all was."""
+    H, G = job[HEAD_DIM], job[PAGE_SIZE]
+    positions_S = carray(as_pointer(job[POSITIONS]), (job[ROWS],), np.int32)
+    pages_SJ = carray(as_pointer(job[PAGES]), (job[ROWS], job[PAGES_PER_ROW]), np.int32)
+    where, offset = divmod(np.int64(positions_S[s]), G)
+    start = _page_head(job, pages_SJ[s, where], h) * H * G * num_bytes(element)
+    k_HG = carray(as_pointer(job[KEYS] + start), (H, G), element)
+    v_GH = carray(as_pointer(job[VALUES] + start), (G, H), element)
+    new = (s * job[KV_HEADS] + h) * H
+    k_H = carray(as_pointer(job[NEW_KEYS] + 4 * new), (H,), np.float32)
+    v_H = carray(as_pointer(job[NEW_VALUES] + 4 * new), (H,), np.float32)
+    is_whole = True
+    for d in range(H):
+        k, v = k_H[d], v_H[d]
+        if not (_is_finite(k) and _is_finite(v)):
+            is_whole = False
+            k = k if _is_finite(k) else np.float32(0)
+            v = v if _is_finite(v) else np.float32(0)
+        k_HG[d, offset] = narrow(k, element)
+        v_GH[offset, d] = narrow(v, element)
+    return is_whole
+
+
+@njit(inline="always")
+def _page_head(job, page, h):
+    """Number of a page's KV head among all of the pool."""
+    return (job[LAYER] * job[PAGES_IN_POOL] + page) * job[KV_HEADS] + h
+
+
+@njit(inline="always")
+def _prefetch(address, num_bytes):
+    """The next page comes while this one is computed: it lies elsewhere, where the processor does not look by itself."""
+    for line in range(0, num_bytes, 64):
+        prefetch_line(address + line)
+
+
+@_compiled
+def _attend(job, s, h, length, scores_RU, scaled_RH, element):
+    """The query heads of one KV head: scores page by page, softmax, then values page by page."""
+    H, G, R = job[HEAD_DIM], job[PAGE_SIZE], job[HEADS] // job[KV_HEADS]
+    page_bytes = H * G * num_bytes(element)
+    num_pages = (length + G - 1) // G
+    pages_SJ = carray(as_pointer(job[PAGES]), (job[ROWS], job[PAGES_PER_ROW]), np.int32)
+    first = (s * job[HEADS] + h * R) * H
+    q_RH = carray(as_pointer(job[QUERIES] + 4 * first), (R, H), np.float32)
+    out_RH = carray(as_pointer(job[OUT] + 4 * first), (R, H), np.float32)
     scale = np.float32(1 / math.sqrt(H))
-    q_NH = np.empty((N, H), np.float32)
-    scores_NU = np.empty((N, pages_SJ.shape[1] * G), np.float32)
-    out_SNH[:] = 0
-    for s in range(S):
-        length = positions_S[s] + 1
-        num_pages = (length + G - 1) // G
-        q_NH[:] = q_SNH[s] * scale
-        for j in range(num_pages):
-            for h in range(K):
-                scores_RG = scores_NU[h * R : (h + 1) * R, j * G : (j + 1) * G]
-                _scores(q_NH[h * R : (h + 1) * R], k_PKGH[pages_SJ[s, j], h], min(G, length - j * G), scores_RG)
-        for n in range(N if length > 0 else 0):
-            _softmax(scores_NU[n, :length])
-        for j in range(num_pages):
-            count = min(G, length - j * G)
-            for h in range(K):
-                v_GH = v_PKGH[pages_SJ[s, j], h]
-                for n in range(h * R, (h + 1) * R):
-                    _mix(scores_NU[n, j * G : j * G + count], v_GH, count, out_SNH[s, n])
+    out_RH[:] = 0
+    scores_RU[:, : num_pages * G] = 0
+    for r in range(R):
+        for d in range(H):
+            scaled_RH[r, d] = q_RH[r, d] * scale
+    for j in range(num_pages):
+        keys = job[KEYS] + _page_head(job, pages_SJ[s, j], h) * page_bytes
+        if j + 1 < num_pages:
+            _prefetch(job[KEYS] + _page_head(job, pages_SJ[s, j + 1], h) * page_bytes, page_bytes)
+        for r in range(R):
+            _mix(scaled_RH[r].ctypes.data, keys, H, G, scores_RU[r, j * G :].ctypes.data, element)
+    _prefetch(job[VALUES] + _page_head(job, pages_SJ[s, 0], h) * page_bytes, page_bytes)
+    for r in range(R):
+        _softmax(scores_RU[r, :length])
+    for j in range(num_pages):
+        values = job[VALUES] + _page_head(job, pages_SJ[s, j], h) * page_bytes
+        if j + 1 < num_pages:
+            _prefetch(job[VALUES] + _page_head(job, pages_SJ[s, j + 1], h) * page_bytes, page_bytes)
+        count = min(G, length - j * G)
+        for r in range(R):
+            _mix(scores_RU[r, j * G :].ctypes.data, values, count, H, out_RH[r].ctypes.data, element)
 
 
-@njit(cache=True)
-def _words(address, count):
-    return carray(_pointer(address), (count,), np.int64)
-
-
-@njit(cache=True)
-def _buffer(buffers, index):
-    """Data address and dimensions of one argument or result."""
-    buffer = _words(_words(buffers, index + 1)[index], 6)
-    return _pointer(buffer[3]), _words(buffer[5], buffer[4])
-
-
-@njit(cache=True)
-def _answer_metadata(frame):
-    """Whether this call only asks for the API version; then it has been answered with the caller's own."""
-    if frame[1] == 0:
-        return False
-    extension = _words(frame[1], 4)
-    if extension[1] & 0xFFFFFFFF != _METADATA:
-        return False
-    _words(extension[3], 4)[3] = _words(frame[2], 5)[4]
-    return True
-
-
-@njit(cache=True)
-def _run(frame, element):
-    """Arguments: q_SNH, k_LPKGH, v_LPKGH, pages_SJ, positions_S, layer_1. Result: out_SNH."""
-    q, n = _buffer(frame[9], 0)
-    k, kd = _buffer(frame[9], 1)
-    v, vd = _buffer(frame[9], 2)
-    pages, pd = _buffer(frame[9], 3)
-    positions, _ = _buffer(frame[9], 4)
-    layer = carray(_buffer(frame[9], 5)[0], (1,), np.int32)[0]
-    out, _ = _buffer(frame[14], 0)
-    _attend(
-        carray(q, (n[0], n[1], n[2]), np.float32),
-        carray(k, (kd[0], kd[1], kd[2], kd[3], kd[4]), element)[layer],
-        carray(v, (vd[0], vd[1], vd[2], vd[3], vd[4]), element)[layer],
-        carray(pages, (pd[0], pd[1]), np.int32),
-        carray(positions, (n[0],), np.int32),
-        carray(out, (n[0], n[1], n[2]), np.float32),
-    )
-
-
-@cfunc(_WORD(types.CPointer(_WORD)), cache=True)
-def float32_handler(frame):
-    words = carray(frame, (15,), np.int64)
-    if not _answer_metadata(words):
-        _run(words, np.float32)
-    return 0  # no error
-
-
-@cfunc(_WORD(types.CPointer(_WORD)), cache=True)
-def bfloat16_handler(frame):
-    words = carray(frame, (15,), np.int64)
-    if not _answer_metadata(words):
-        _run(words, np.uint16)
-    return 0
+@_compiled
+def work(address, element):
+    """Do items of the job at `address` until there are none left."""
+    job = carray(as_pointer(address), (JOB_WORDS,), np.int64)
+    H, R, K = job[HEAD_DIM], job[HEADS] // job[KV_HEADS], job[KV_HEADS]
+    positions_S = carray(as_pointer(job[POSITIONS]), (job[ROWS],), np.int32)
+    num_items = job[ROWS] * K
+    item = fetch_add(address + 8 * NEXT_ITEM, 1)
+    if item >= num_items:
+        return
+    scores_RU = np.empty((R, job[PAGES_PER_ROW] * job[PAGE_SIZE]), np.float32)
+    scaled_RH = np.empty((R, H), np.float32)
+    while item < num_items:
+        s, h = divmod(item, K)
+        length = np.int64(positions_S[s]) + 1
+        is_whole = True
+        if length > 0:
+            is_whole = _store(job, s, h, element)
+            _attend(job, s, h, length, scores_RU, scaled_RH, element)
+        if length <= 0 or not is_whole:
+            out = carray(as_pointer(job[OUT] + 4 * (s * job[HEADS] + h * R) * H), (R * H,), np.float32)
+            out[:] = np.float32(0) if is_whole else np.float32(np.nan)
+        fetch_add(address + 8 * ITEMS_DONE, 1)
+        item = fetch_add(address + 8 * NEXT_ITEM, 1)

@@ -39,8 +39,11 @@ class PagedView:
     groups: tuple[TileGroup, ...]
 
 
-DecodeKernel = Callable[[jax.Array, KVCache, jax.Array, jax.Array, jax.Array], jax.Array]
-"""(q_SNH, cache, layer, pages_SJ, positions_S) -> float32[S, N, H], for tiles of one token; position -1 gives zeros."""
+DecodeKernel = Callable[
+    [jax.Array, jax.Array, jax.Array, KVCache, jax.Array, jax.Array, jax.Array], tuple[jax.Array, KVCache]
+]
+"""(q_SNH, k_SKH, v_SKH, cache, layer, pages_SJ, positions_S) -> float32[S, N, H] and the cache, for tiles of one token:
+stores and attends as `paged_attention` does. Position -1 gives zeros."""
 
 
 def paged_attention(view: PagedView, decode_kernel: DecodeKernel | None = None) -> AttentionFn:
@@ -55,25 +58,32 @@ def paged_attention(view: PagedView, decode_kernel: DecodeKernel | None = None) 
     def attend(
         q_TNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, cache: KVCache, layer: jax.Array
     ) -> tuple[jax.Array, Any]:
-        pages_T, offsets_T = _destinations(view, cache.page_size)
-        spoilt_TK = jnp.any(~(jnp.isfinite(k_TKH) & jnp.isfinite(v_TKH)), axis=-1)
-        k_TKH, v_TKH = _finite(k_TKH), _finite(v_TKH)
-        cache = KVCache(
-            k_LPKGH=cache.k_LPKGH.at[layer, pages_T, :, offsets_T, :].set(k_TKH.astype(cache.k_LPKGH.dtype)),
-            v_LPKGH=cache.v_LPKGH.at[layer, pages_T, :, offsets_T, :].set(v_TKH.astype(cache.v_LPKGH.dtype)),
-        )
         outputs, start = [], 0
         for group in view.groups:
-            end = start + group.positions_SQ.size
+            part = slice(start, start + group.positions_SQ.size)
+            q, k, v = q_TNH[part], k_TKH[part], v_TKH[part]
             if decode_kernel is not None and group.positions_SQ.shape[1] == 1:
-                positions_S = group.positions_SQ[:, 0]
-                outputs.append(decode_kernel(q_TNH[start:end], cache, layer, group.pages_SJ, positions_S))
+                out, cache = decode_kernel(q, k, v, cache, layer, group.pages_SJ, group.positions_SQ[:, 0])
             else:
-                outputs.append(_attend_tiles(q_TNH[start:end], cache, layer, group))
-            start = end
-        return _spoil(jnp.concatenate(outputs), spoilt_TK), cache
+                out, cache = _store_and_attend(q, k, v, cache, layer, group)
+            outputs.append(out)
+            start = part.stop
+        return jnp.concatenate(outputs), cache
 
     return attend
+
+
+def _store_and_attend(
+    q_TNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, cache: KVCache, layer: jax.Array, group: TileGroup
+) -> tuple[jax.Array, KVCache]:
+    pages_T, offsets_T = _destinations(group, cache.page_size)
+    spoilt_TK = jnp.any(~(jnp.isfinite(k_TKH) & jnp.isfinite(v_TKH)), axis=-1)
+    k_TKH, v_TKH = _finite(k_TKH), _finite(v_TKH)
+    cache = KVCache(
+        k_LPKHG=cache.k_LPKHG.at[layer, pages_T, :, :, offsets_T].set(k_TKH.astype(cache.k_LPKHG.dtype)),
+        v_LPKGH=cache.v_LPKGH.at[layer, pages_T, :, offsets_T, :].set(v_TKH.astype(cache.v_LPKGH.dtype)),
+    )
+    return _spoil(_attend_tiles(q_TNH, cache, layer, group), spoilt_TK), cache
 
 
 def _finite(x_TKH: jax.Array) -> jax.Array:
@@ -87,15 +97,12 @@ def _spoil(out_TNH: jax.Array, spoilt_TK: jax.Array) -> jax.Array:
     return jnp.where(spoilt_TK[:, :, None, None], jnp.nan, grouped).reshape(T, N, H)
 
 
-def _destinations(view: PagedView, page_size: int) -> tuple[jax.Array, jax.Array]:
+def _destinations(group: TileGroup, page_size: int) -> tuple[jax.Array, jax.Array]:
     """Page and offset of every flat token; padding goes to the null page."""
-    pages, offsets = [], []
-    for group in view.groups:
-        safe_SQ = jnp.maximum(group.positions_SQ, 0)
-        found_SQ = jnp.take_along_axis(group.pages_SJ, safe_SQ // page_size, axis=1)
-        pages.append(jnp.where(group.positions_SQ < 0, 0, found_SQ).reshape(-1))
-        offsets.append((safe_SQ % page_size).reshape(-1))
-    return jnp.concatenate(pages), jnp.concatenate(offsets)
+    safe_SQ = jnp.maximum(group.positions_SQ, 0)
+    found_SQ = jnp.take_along_axis(group.pages_SJ, safe_SQ // page_size, axis=1)
+    pages_SQ = jnp.where(group.positions_SQ < 0, 0, found_SQ)
+    return pages_SQ.reshape(-1), (safe_SQ % page_size).reshape(-1)
 
 
 def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: TileGroup) -> jax.Array:
@@ -106,7 +113,7 @@ def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: Til
     reps = N // K
     # Rows of one KV head's score matrix: every query of the tile times every query head that shares the KV head.
     q_SKMH = q_TNH.reshape(S, Q, K, reps, H).transpose(0, 2, 1, 3, 4).reshape(S, K, Q * reps, H)
-    q_SKMH = (q_SKMH / jnp.sqrt(jnp.float32(H))).astype(cache.k_LPKGH.dtype)
+    q_SKMH = (q_SKMH / jnp.sqrt(jnp.float32(H))).astype(cache.k_LPKHG.dtype)
     positions_SM = jnp.repeat(group.positions_SQ, reps, axis=1)
     block = max(1, BLOCK_TOKENS // G)
     pages_SJ = _pad_to_multiple(group.pages_SJ, block)
@@ -115,8 +122,9 @@ def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: Til
     def body(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         top_SKM, total_SKM, out_SKMH = carry
         pages_Sj = jax.lax.dynamic_slice_in_dim(pages_SJ, i * block, block, axis=1)
-        k_SKUH, v_SKUH = _gather(cache.k_LPKGH, layer, pages_Sj), _gather(cache.v_LPKGH, layer, pages_Sj)
-        scores_SKMU = jnp.einsum("SKMH,SKUH->SKMU", q_SKMH, k_SKUH, preferred_element_type=jnp.float32)
+        k_SKHU = _gather(cache.k_LPKHG, layer, pages_Sj, tokens_axis=4)
+        v_SKUH = _gather(cache.v_LPKGH, layer, pages_Sj, tokens_axis=3)
+        scores_SKMU = jnp.einsum("SKMH,SKHU->SKMU", q_SKMH, k_SKHU, preferred_element_type=jnp.float32)
         keys_U = i * block * G + jnp.arange(block * G)
         seen_S1MU = keys_U <= positions_SM[:, None, :, None]
         scores_SKMU = jnp.where(seen_S1MU, scores_SKMU, MASKED)
@@ -136,11 +144,13 @@ def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: Til
     return out_SKMH.reshape(S, K, Q, reps, H).transpose(0, 2, 1, 3, 4).reshape(S * Q, N, H)
 
 
-def _gather(pool_LPKGH: jax.Array, layer: jax.Array, pages_Sj: jax.Array) -> jax.Array:
-    """The tokens of some pages of each tile, [S, K, j * G, H]: one matrix, so one large product, per KV head."""
-    pages_SjKGH = pool_LPKGH[layer, pages_Sj]
-    S, j, K, G, H = pages_SjKGH.shape
-    return pages_SjKGH.transpose(0, 2, 1, 3, 4).reshape(S, K, j * G, H)
+def _gather(pool: jax.Array, layer: jax.Array, pages_Sj: jax.Array, tokens_axis: int) -> jax.Array:
+    """Some pages of each tile with their tokens in a row, [S, K, j * G, H] or [S, K, H, j * G]: one matrix, so one
+    large product, per KV head."""
+    pages = jnp.moveaxis(pool[layer, pages_Sj], 1, tokens_axis - 1)  # S, K, .., j, G, ..
+    shape = list(pages.shape)
+    shape[tokens_axis - 1 : tokens_axis + 1] = [shape[tokens_axis - 1] * shape[tokens_axis]]
+    return pages.reshape(shape)
 
 
 def _pad_to_multiple(pages_SJ: jax.Array, block: int) -> jax.Array:

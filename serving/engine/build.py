@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 
+from kv import cpu_attention
 from kv.cache import KVCache, abstract_cache, device_bytes, make_cache
 from kv.page_pool import PagePool
 from kv.page_table import pages_for
@@ -76,7 +77,7 @@ def make_programs(
         num_slots=config.num_slots,
         pages_per_slot=pages_for(_max_seq_len(config, card), config.page_size),
         tile_tokens=TILE_TOKENS,
-        decode_kernel=_decode_kernel(mesh),
+        decode_kernel=_decode_kernel(mesh, dtype),
         max_trips=config.decode_steps,
     )
     shapes = step_shapes(config.num_slots, _max_tiles(config))
@@ -143,14 +144,12 @@ def _compile(programs: Programs, shapes: tuple[StepShape, ...], progress: Progre
     programs.compile(shapes, report, num_threads=os.cpu_count() or 1)
 
 
-def _decode_kernel(mesh: jax.sharding.Mesh) -> DecodeKernel | None:
+def _decode_kernel(mesh: jax.sharding.Mesh, dtype: str) -> DecodeKernel | None:
     """The CPU kernel sees whole arrays only: on a mesh of several devices, and elsewhere, attention is XLA's."""
     [platform] = {device.platform for device in mesh.devices.flat}
-    if platform != "cpu" or mesh.size > 1:
+    if platform != "cpu" or mesh.size > 1 or dtype not in cpu_attention.DTYPES:
         return None
-    from kv import cpu_attention  # Numba takes a second to import, which no other platform should wait for
-
-    cpu_attention.register()
+    cpu_attention.register(dtype)
     return cpu_attention.decode_attention
 
 

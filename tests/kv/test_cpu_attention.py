@@ -1,27 +1,36 @@
 """The CPU's decode kernel equals the XLA form, over ragged batches, page borders, types and empty rows."""
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kv import cpu_attention
+from kv import cpu_attention, cpu_threads
 from kv.cache import KVCache
 from kv.paged_attention import PagedView, TileGroup, paged_attention
 
-LAYERS, PAGES, H, J = 2, 90, 32, 40
+LAYERS, PAGES, H, J = 2, 500, 32, 40
 
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    cpu_attention.register()
+    for dtype in cpu_attention.DTYPES:
+        cpu_attention.register(dtype)
 
 
 def attend(kernel, q, k, v, cache, group):
     def run(q, k, v, cache, group):
-        return paged_attention(PagedView((group,)), kernel)(q, k, v, cache, jnp.int32(1))[0]
+        return paged_attention(PagedView((group,)), kernel)(q, k, v, cache, jnp.int32(1))
 
-    return np.asarray(jax.jit(run)(q, k, v, cache, group))
+    return jax.jit(run)(q, k, v, cache, group)
+
+
+def random_cache(rng, dtype, kv_heads, page_size):
+    keys, values = ((LAYERS, PAGES, kv_heads, *ends) for ends in ((H, page_size), (page_size, H)))
+    return KVCache(*(jnp.asarray(rng.standard_normal(shape), dtype) for shape in (keys, values)))
 
 
 @pytest.mark.parametrize(
@@ -38,29 +47,44 @@ def test_equals_the_xla_form(dtype, heads, kv_heads, page_size):
     rng = np.random.default_rng(heads * page_size)
     lengths = [0, 1, page_size, page_size + 1, J * page_size, *rng.integers(1, J * page_size, 6)]
     S = len(lengths)
-    shape = (LAYERS, PAGES, kv_heads, page_size, H)
-    cache = KVCache(*(jnp.asarray(rng.standard_normal(shape), dtype) for _ in range(2)))
-    pages = jnp.asarray(rng.integers(1, PAGES, (S, J)), jnp.int32)
-    group = TileGroup(pages, jnp.asarray(lengths, jnp.int32)[:, None] - 1)
-    # Rows share pages here, so all write the same key and value: who is last must not matter.
-    k, v = (jnp.ones((S, kv_heads, H)) * x for x in (0.3, -0.7))
-    q = jnp.asarray(rng.standard_normal((S, heads, H)), jnp.float32)
-    ours, expected = (attend(kernel, q, k, v, cache, group) for kernel in (cpu_attention.decode_attention, None))
+    cache = random_cache(rng, dtype, kv_heads, page_size)
+    pages = 1 + rng.permutation(S * J).reshape(S, J)  # each row writes into its own
+    group = TileGroup(jnp.asarray(pages, jnp.int32), jnp.asarray(lengths, jnp.int32)[:, None] - 1)
+    q, k, v = (jnp.asarray(rng.standard_normal((S, n, H)), jnp.float32) for n in (heads, kv_heads, kv_heads))
+    (ours, stored), (expected, also_stored) = (
+        attend(kernel, q, k, v, cache, group) for kernel in (cpu_attention.decode_attention, None)
+    )
     np.testing.assert_allclose(ours, expected, atol=2e-6 if dtype == "float32" else 2e-2)
     assert not ours[0].any(), "an empty row gives zeros"
+    for kernels, xlas in zip(jax.tree.leaves(stored), jax.tree.leaves(also_stored), strict=True):
+        np.testing.assert_array_equal(kernels[:, 1:], xlas[:, 1:])  # of the null page nobody cares
+
+
+def test_what_is_not_finite_spoils_its_own_kv_head_and_is_not_stored():
+    rng = np.random.default_rng(0)
+    cache = random_cache(rng, "float32", 2, 4)
+    group = TileGroup(jnp.asarray([[1, 2], [3, 4]], jnp.int32), jnp.asarray([[5], [6]], jnp.int32))
+    q, k, v = (jnp.asarray(rng.standard_normal((2, n, H)), jnp.float32) for n in (4, 2, 2))
+    k = k.at[0, 1, 3].set(jnp.nan)
+    (ours, stored), (expected, also_stored) = (
+        attend(kernel, q, k, v, cache, group) for kernel in (cpu_attention.decode_attention, None)
+    )
+    np.testing.assert_allclose(ours, expected, atol=2e-6)
+    assert np.isnan(ours[0, 2:]).all() and np.isfinite(ours[0, :2]).all() and np.isfinite(ours[1]).all()
+    jax.tree.map(np.testing.assert_array_equal, stored, also_stored)
 
 
 def test_large_scores_do_not_overflow():
-    cache = KVCache(*(jnp.full((1, 3, 1, 4, H), x) for x in (50.0, 1.5)))
+    cache = KVCache(jnp.full((2, 3, 1, H, 4), 50.0), jnp.full((2, 3, 1, 4, H), 1.5))
     group = TileGroup(jnp.asarray([[1, 2]], jnp.int32), jnp.asarray([[6]], jnp.int32))
-    q = jnp.full((1, 2, H), 50.0)
-    out = jax.jit(cpu_attention.decode_attention)(q, cache, jnp.int32(0), group.pages_SJ, group.positions_SQ[:, 0])
+    q, k, v = jnp.full((1, 2, H), 50.0), jnp.full((1, 1, H), 50.0), jnp.full((1, 1, H), 1.5)
+    out, _ = attend(cpu_attention.decode_attention, q, k, v, cache, group)
     np.testing.assert_allclose(np.asarray(out), 1.5, rtol=1e-6)
 
 
 def test_the_pool_is_neither_copied_nor_moved():
     """Called inside a scan that carries the pool: the step's temporaries stay far below the pool."""
-    cache = KVCache(*(jnp.zeros((LAYERS, 4_000, 2, 4, H)) for _ in range(2)))
+    cache = KVCache(jnp.zeros((LAYERS, 4_000, 2, H, 4)), jnp.zeros((LAYERS, 4_000, 2, 4, H)))
     group = TileGroup(jnp.ones((4, J), jnp.int32), jnp.full((4, 1), 9, jnp.int32))
     qkv = jnp.ones((4, 4, H)), jnp.ones((4, 2, H)), jnp.ones((4, 2, H))
 
@@ -69,6 +93,19 @@ def test_the_pool_is_neither_copied_nor_moved():
         return jax.lax.scan(lambda c, i: (attend(q, k, v, c, i)[1], None), cache, jnp.arange(LAYERS))[0]
 
     memory = jax.jit(layers, donate_argnums=3).lower(*qkv, cache).compile().memory_analysis()
-    pool_bytes = cache.k_LPKGH.nbytes + cache.v_LPKGH.nbytes
+    pool_bytes = cache.k_LPKHG.nbytes + cache.v_LPKGH.nbytes
     assert memory.alias_size_in_bytes == pool_bytes
     assert memory.temp_size_in_bytes < pool_bytes / 100
+
+
+def test_the_words_of_the_api_table_are_those_of_this_jax():
+    """The kernel reads XLA's structs by position; a jax that moved a field must fail here, not crash there."""
+    header = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text()
+    table = header.split("struct XLA_FFI_Api {")[1].split("};")[0]
+    functions = re.findall(r"_XLA_FFI_API_STRUCT_FIELD\((\w+)\)", table)
+    before = 2 + 3 + 1  # size and extensions, the version's three words, the internal table
+    assert before + functions.index("XLA_FFI_ThreadPool_Schedule") == cpu_threads.SCHEDULE
+    assert before + functions.index("XLA_FFI_ThreadPool_NumThreads") == cpu_threads.NUM_THREADS
+    frame = header.split("struct XLA_FFI_CallFrame {")[1].split("};")[0]
+    fields = re.findall(r"(\w+);", re.sub(r"//.*", "", frame))
+    assert fields[:7] == ["struct_size", "extension_start", "api", "ctx", "stage", "args", "rets"]

@@ -14,7 +14,7 @@ ATOL = 2e-6
 
 
 def empty_cache(layers=2):
-    return KVCache(*(jnp.zeros((layers, PAGES, K, G, H)) for _ in range(2)))
+    return KVCache(jnp.zeros((layers, PAGES, K, H, G)), jnp.zeros((layers, PAGES, K, G, H)))
 
 
 def paged(groups, q, k, v, cache, layer):
@@ -66,7 +66,7 @@ def test_what_is_not_finite_spoils_its_own_token_and_is_not_stored(size):
     is_spoilt[9, 2:] = is_spoilt[3, :2] = is_spoilt[17, 2:] = True  # the query heads of that KV head
     np.testing.assert_array_equal(np.isnan(out), np.broadcast_to(is_spoilt[..., None], out.shape))
     np.testing.assert_array_equal(out[~is_spoilt], expected[~is_spoilt])
-    assert np.isfinite(cache.k_LPKGH).all() and np.isfinite(cache.v_LPKGH).all()
+    assert np.isfinite(cache.k_LPKHG).all() and np.isfinite(cache.v_LPKGH).all()
 
 
 @pytest.mark.parametrize("first", [1, 31, 130])
@@ -102,9 +102,9 @@ def test_padding_writes_only_to_the_null_page_and_other_layers_are_left_alone():
     group = tiles(pages, 0, 3, 8)
     q, k, v = random_qkv(rng, 8)
     out, cache = attend((group,), q, k, v, empty_cache(), jnp.int32(1))
-    written = {int(p) for p in np.argwhere(np.any(np.asarray(cache.k_LPKGH[1]), axis=(1, 2, 3)))[:, 0]}
+    written = {int(p) for p in np.argwhere(np.any(np.asarray(cache.k_LPKHG[1]), axis=(1, 2, 3)))[:, 0]}
     assert written <= {0, int(pages[0])}
-    assert not np.any(np.asarray(cache.k_LPKGH[0])) and not np.any(np.asarray(cache.v_LPKGH[0]))
+    assert not np.any(np.asarray(cache.k_LPKHG[0])) and not np.any(np.asarray(cache.v_LPKGH[0]))
     assert np.all(np.isfinite(out)) and not np.any(np.asarray(out[3:]))
 
 
@@ -114,6 +114,6 @@ def test_the_cache_is_updated_in_place_when_donated():
     cache = empty_cache()
     q, k, v = random_qkv(np.random.default_rng(1), 8)
     memory = jax.jit(paged, donate_argnums=4).lower((group,), q, k, v, cache, jnp.int32(1)).compile().memory_analysis()
-    pool_bytes = cache.k_LPKGH.nbytes + cache.v_LPKGH.nbytes
+    pool_bytes = cache.k_LPKHG.nbytes + cache.v_LPKGH.nbytes
     assert memory.alias_size_in_bytes == pool_bytes
     assert memory.temp_size_in_bytes < pool_bytes / 4
