@@ -8,6 +8,7 @@ which is bound by arithmetic.
 
 import ctypes
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +19,19 @@ DTYPES = ("float32", "bfloat16")
 """Types of pools that the kernel reads."""
 
 
-@cache
-def register(dtype: str) -> None:
-    """Make the kernel for pools of this type, one of `DTYPES`, known to XLA in this process."""
+@cache  # compiled code lives as long as its object
+def _handler(dtype: str) -> Any:
     from kv.cpu_threads import compile_handler  # Numba takes a second to import
 
+    return compile_handler(dtype)
+
+
+def register(dtype: str) -> None:
+    """Make the kernel for pools of this type, one of `DTYPES`, known to XLA in this process."""
+    handler, _ = _handler(dtype)
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    target = capsule(compile_handler(dtype), None, None)
+    target = capsule(handler.address, None, None)
     jax.ffi.register_ffi_target(f"podstream_decode_{dtype}", target, platform="cpu")
 
 

@@ -114,7 +114,7 @@ def _page_head(job, page, h):
 
 @njit(inline="always")
 def _prefetch(address, num_bytes):
-    """The next page comes while this one is computed: it lies elsewhere, where the processor does not look by itself."""
+    """The next page comes while this one is computed: it lies elsewhere, where no processor looks by itself."""
     for line in range(0, num_bytes, 64):
         prefetch_line(address + line)
 

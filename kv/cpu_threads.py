@@ -6,6 +6,8 @@ context, frame[9] the arguments, frame[14] the results; of each buffer, word 3 i
 the API table, word 17 schedules a task and word 18 tells the number of threads.
 """
 
+from typing import Any
+
 import numpy as np
 from llvmlite import binding
 from numba import carray, cfunc, njit, types
@@ -126,8 +128,11 @@ def _handle_bfloat16(frame):
     return 0
 
 
-def compile_handler(dtype):
-    """The address of the handler for pools of `dtype`, `float32` or `bfloat16`. Slow once, then from Numba's cache."""
+def compile_handler(dtype: str) -> tuple[Any, Any]:
+    """The handler for pools of `dtype`, `float32` or `bfloat16`, with its `address`, and what must live as long as it.
+
+    Slow once, then from Numba's cache.
+    """
     help_out, handle = {
         "float32": (_help_float32, _handle_float32),
         "bfloat16": (_help_bfloat16, _handle_bfloat16),
@@ -135,8 +140,4 @@ def compile_handler(dtype):
     task = cfunc(types.void(_WORD), cache=True)(help_out)
     binding.add_symbol(f"podstream_{dtype}_task", task.address)
     handler = cfunc(_WORD(types.CPointer(_WORD)), cache=True)(handle)
-    _KEPT.extend([task, handler])
-    return handler.address
-
-
-_KEPT = []  # compiled code lives as long as its object
+    return handler, task
