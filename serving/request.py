@@ -66,6 +66,8 @@ class SamplingParams:
     """Never chosen."""
     logprobs: int | None = None
     """Also tell each token's log-probability, and so many of the most likely tokens with theirs."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens."""
 
     @property
     def has_penalties(self) -> bool:
@@ -80,8 +82,10 @@ class SamplingParams:
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_bias(self.logit_bias)
         _check_count("banned_token_ids", "banned token ids", len(self.banned_token_ids), MAX_BANNED_TOKENS)
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"logprobs must be 0 to {MAX_LOGPROBS}, got {self.logprobs}.", param="logprobs")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_LOGPROBS:
+                raise InvalidRequest(f"{name} must be 0 to {MAX_LOGPROBS}, got {count}.", param=name)
         if self.min_tokens < 0 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
             limit = "0 or more" if self.min_tokens < 0 else f"at most max_tokens, {self.max_tokens:,}"
             raise InvalidRequest(f"min_tokens must be {limit}, got {self.min_tokens:,}.", param="min_tokens")

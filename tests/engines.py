@@ -150,7 +150,7 @@ class WrittenPages:
         return self._programs.new_masks(rows)
 
     def run(self, shape, packed, masks=None):
-        fields, pages, tile_rows, _, positions = self.spec.layout(shape).split(packed)
+        fields, pages, tile_rows, _, positions, _ = self.spec.layout(shape).split(packed)
         decoded = {
             int(pages[row, (at + i) // PAGE_SIZE])
             for row, (at, num_trips) in enumerate(fields[[1, 3]].T)

@@ -63,6 +63,8 @@ class TokenLogprobs:
     """Of the token that was chosen."""
     top: tuple[tuple[int, float], ...]
     """(token id, log-probability) of the most likely tokens, falling, as many as were asked for."""
+    rank: int = 0
+    """Of prompt tokens: the place of the token among all, from 1."""
 
 
 class SequenceOutput(NamedTuple):
@@ -80,6 +82,8 @@ class SequenceOutput(NamedTuple):
     """Prompt tokens that were not computed again; meaningful from the first token on."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token if the request asked, else none."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """If the request asked: of the prompt's tokens, from its second on; in order, before the first token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kv.page_table import PageTable, pages_for
 from serving.engine.plan import StepPlan
+from serving.engine.prompt_logprobs import UNASKED, next_tokens
 from serving.engine.sequence import Sequence
 from serving.engine.slots import STOPS, SlotTable, stop_columns
 from serving.errors import EngineFailed
@@ -61,7 +62,8 @@ ArrayT = TypeVar("ArrayT")
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """Where the fields of one shape's packed vector lie: rows, page rows, tile rows, tile tokens, tile positions."""
+    """Where the fields of one shape's packed vector lie: rows, page rows, tile rows, tile tokens, tile positions, and
+    the next tokens whose log-probabilities are wanted."""
 
     shape: StepShape
     pages_per_slot: int
@@ -73,10 +75,11 @@ class BatchLayout:
 
     def _blocks(self) -> tuple[tuple[int, int], ...]:
         R, S, Q = self.shape.rows, self.shape.tiles, self.tile_tokens
-        return (len(ROW_FIELDS), R), (R, self.pages_per_slot), (S, 1), (S, Q), (S, Q)
+        return (len(ROW_FIELDS), R), (R, self.pages_per_slot), (S, 1), (S, Q), (S, Q), (S, Q)
 
     def split(self, packed: ArrayT) -> tuple[ArrayT, ...]:
-        """Views of a packed vector, numpy or traced: fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ."""
+        """Views of a packed vector, numpy or traced: fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ,
+        next_SQ."""
         views, start = [], 0
         for rows, columns in self._blocks():
             views.append(packed[start : start + rows * columns].reshape(rows, columns))  # type: ignore[index]
@@ -120,11 +123,12 @@ def build_batch(
     """The packed vector of a plan whose sequences all have slots and pages. Rows: decodes first, then chunks."""
     scrap_slot = table.page_indices_BJ.shape[0]
     packed: NDArray[np.int32] = np.zeros(layout.size, np.int32)
-    fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ = layout.split(packed)
+    fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ = layout.split(packed)
     slot_R, position_R, sample_at_R, num_trips_R, sample_position_R = fields_FR[:_SAMPLING]
     slot_R[:] = scrap_slot
     position_R[:] = sample_at_R[:] = NOTHING
     positions_SQ[:] = NOTHING
+    next_SQ[:] = UNASKED
 
     num_decode = len(plan.decode)
     prefilling = [chunk.sequence.slot for chunk in plan.prefill]
@@ -144,6 +148,8 @@ def build_batch(
         at, end = tile * Q, chunk.start + chunk.length
         tokens_T[at : at + chunk.length] = chunk.sequence.token_ids[chunk.start : end]
         positions_T[at : at + chunk.length] = range(chunk.start, end)
+        if chunk.sequence.wants_prompt_logprobs:
+            next_SQ.reshape(-1)[at : at + chunk.length] = next_tokens(chunk)
         num_tiles = pages_for(chunk.length, Q)
         tile_rows_S1[tile : tile + num_tiles] = row
         tile += num_tiles

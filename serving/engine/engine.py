@@ -121,7 +121,7 @@ class Engine:
         sequence = self._intake.make(request, self._num_plans)
         self._by_id[request.request_id] = sequence
         first = self._by_id.get(request.after)
-        if first is not None and self._pages.will_share(first):
+        if first is not None and (self._pages.will_share(first) or first.wants_prompt_logprobs):
             self._siblings.hold(sequence)
         else:
             self._waiting.add(sequence)
@@ -294,11 +294,15 @@ class Engine:
             self._trip_times.note(len(step.row_r), call_s, num_trips)
 
     def _commit_chunks(self, step: InFlight, tokens_RI: NDArray[np.int32]) -> list[SequenceOutput]:
-        """Publish what prefill has written. Returns the ends of those whose chunk came out as NaN."""
+        """Publish what prefill has written. Returns what it tells of prompts, and the ends of those who met NaN."""
         outputs = []
+        told = {} if step.prompts is None else step.prompts.read()
         for row, sequence, num_written in step.prefilled:
             if tokens_RI[row, 0] != NOT_FINITE:
                 self._pages.publish(sequence, num_written)
+                if (news := told.get(sequence.request_id)) and sequence.finish_reason is None:
+                    sequence.num_prompt_told += len(news)
+                    outputs.append(SequenceOutput(sequence.request_id, prompt_logprobs=news))
                 if num_written >= sequence.num_prompt:
                     self._release_siblings(sequence)
             elif sequence.finish_reason is None:

@@ -10,6 +10,7 @@ from serving.engine.api import TokenLogprobs
 from serving.engine.batch import NOT_FINITE
 from serving.engine.logprobs import RowLogprobs
 from serving.engine.plan import StepPlan
+from serving.engine.prompt_logprobs import PromptsInFlight, StepLogprobs
 from serving.engine.sequence import Sequence
 from serving.engine.slots import SlotTable
 
@@ -34,12 +35,13 @@ class InFlight:
     """Rows and sequences with a chunk in this step, and how many of their tokens are in pages then."""
     logprobs: RowLogprobs | None
     """None when nobody asked: then they stay on the device."""
+    prompts: PromptsInFlight | None
     dispatched_s: float
     """On the clock of the engine's thread."""
 
     @classmethod
     def of(
-        cls, plan: StepPlan, slots: SlotTable, tokens_RI: jax.Array, logprobs: RowLogprobs, dispatched_s: float
+        cls, plan: StepPlan, slots: SlotTable, tokens_RI: jax.Array, logprobs: StepLogprobs, dispatched_s: float
     ) -> "InFlight":
         """Before the plan's tokens are counted in `slots`."""
         num_decode = len(plan.decode)
@@ -57,7 +59,8 @@ class InFlight:
             slots.owner_B[slot_r],
             (slots.num_tokens_B[slot_r] + plan.num_trips >= slots.max_len_B[slot_r]) | slots.watched_B[slot_r],
             tuple((row, c.sequence, c.start + c.length) for row, c in enumerate(plan.prefill, start=num_decode)),
-            logprobs.start_copy() if slots.logprobs_B.any() else None,
+            logprobs.rows.start_copy() if slots.logprobs_B.any() else None,
+            PromptsInFlight.of(plan, logprobs),
             dispatched_s,
         )
 

@@ -37,7 +37,7 @@ class RowLogprobs:
     def read(self, wanted: Mapping[int, int | None]) -> dict[int, tuple[TokenLogprobs, ...]]:
         """One entry per row that wants a number of rivals, which may be 0; waits for the device."""
         ids_RX, logprobs_RX = np.asarray(self.ids_RX), np.asarray(self.logprobs_RX)
-        return {row: (_entry(ids_RX[row], logprobs_RX[row], top),) for row, top in wanted.items() if top is not None}
+        return {row: (entry(ids_RX[row], logprobs_RX[row], top),) for row, top in wanted.items() if top is not None}
 
 
 def row_logprobs(logits_RV: jax.Array, chosen_R: jax.Array) -> RowLogprobs:
@@ -57,7 +57,7 @@ def no_logprobs(num_rows: int) -> RowLogprobs:
     return RowLogprobs(jnp.zeros((num_rows, WIDTH), jnp.int32), jnp.zeros((num_rows, WIDTH), jnp.float32))
 
 
-def _entry(ids_X: NDArray[np.int32], logprobs_X: NDArray[np.float32], num_top: int) -> TokenLogprobs:
+def entry(ids_X: NDArray[np.int32], logprobs_X: NDArray[np.float32], num_top: int, *, rank: int = 0) -> TokenLogprobs:
     """One row on the host, with as many rivals as the request wants and the vocabulary has."""
     top = zip(ids_X[1 : 1 + num_top].tolist(), logprobs_X[1 : 1 + num_top].tolist(), strict=True)
-    return TokenLogprobs(float(logprobs_X[0]), tuple(pair for pair in top if pair[1] != -np.inf))
+    return TokenLogprobs(float(logprobs_X[0]), tuple(pair for pair in top if pair[1] != -np.inf), rank)

@@ -57,7 +57,7 @@ class SlotPages:
         """The longest cached beginning of a waiting sequence. Reads only."""
         if not self._cache.enabled:
             return Match()
-        full = (len(sequence.token_ids) - 1) // self._page_size
+        full = sequence.num_shareable // self._page_size
         pages = self._cache.match(sequence.keys.first(sequence.token_ids, full))
         return Match(pages, self._pool.count_idle(pages))
 

@@ -58,6 +58,8 @@ class Sequence:
     """It has or had a slot."""
     num_cached: int = 0
     """Prompt tokens that were found in the cache when it was first admitted."""
+    num_prompt_told: int = 0
+    """Prompt tokens, from the second on, whose log-probabilities were handed out; counted only if they are wanted."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -79,6 +81,16 @@ class Sequence:
             if reason is not None:
                 break
         return tuple(self.token_ids[start:]), reason
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Some are still to be handed out."""
+        return self.request.sampling.prompt_logprobs is not None and self.num_prompt_told < self.num_prompt - 1
+
+    @property
+    def num_shareable(self) -> int:
+        """Tokens, from the first, that need not go through a step if others have computed them."""
+        return self.num_prompt_told if self.wants_prompt_logprobs else len(self.token_ids) - 1
 
     @property
     def is_promoted(self) -> bool:

@@ -19,17 +19,19 @@ from numpy.typing import NDArray
 from kv.cache import KVCache
 from kv.paged_attention import DecodeKernel, PagedView, TileGroup, paged_attention
 from model.config import ModelConfig
+from model.decoder import Decoder
 from serving.engine.batch import NOT_FINITE, NOTHING, ROW_FIELDS, BatchLayout, StepShape
 from serving.engine.logprobs import RowLogprobs
 from serving.engine.masks import ALL_TOKENS, num_words
 from serving.engine.penalties import count_chosen
+from serving.engine.prompt_logprobs import PromptLogprobs, StepLogprobs, prompt_logprobs
 from serving.engine.sampling import RowSampling, sample
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
 from serving.engine.slots import STOPS
 from serving.engine.trips import ENDED, TripState, run_trips
 from sharding.params import Params, bind
 
-StepFn = Callable[..., tuple[jax.Array, RowLogprobs, KVCache, jax.Array, SlotState]]
+StepFn = Callable[..., tuple[jax.Array, StepLogprobs, KVCache, jax.Array, SlotState]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,13 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
         slots: SlotState,
         packed: jax.Array,
         masks_RW: jax.Array,
-    ) -> tuple[jax.Array, RowLogprobs, KVCache, jax.Array, SlotState]:
+    ) -> tuple[jax.Array, StepLogprobs, KVCache, jax.Array, SlotState]:
         decoder = bind(spec.config, jax.tree.unflatten(treedef, weights))
-        fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ = layout.split(packed)
+        fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ = layout.split(packed)
         slot_R, position_R, sample_at_R, num_trips_R = fields_FR[:4]
         rows, stops_RK = row_sampling(fields_FR, masks_RW), fields_FR[-STOPS:].T
 
-        def trip(i: jax.Array, state: TripState) -> tuple[jax.Array, RowLogprobs, TripState]:
+        def forward(i: jax.Array, state: TripState) -> tuple[jax.Array, RowLogprobs, TripState, jax.Array]:
             is_alive_R = (position_R < 0) | (state.newest_R != ENDED)  # a row that prefills starts anew
             is_sampled_R = (i < num_trips_R) & is_alive_R
             at_R = jnp.where(is_sampled_R & (position_R >= 0), position_R + i, NOTHING)
@@ -94,18 +96,28 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
             broken_R |= is_sampled_R & ~_is_finite(logits_RV)
             next_R = jnp.where((stops_RK == chosen_R[:, None]).any(axis=1) | broken_R, ENDED, chosen_R)
             state = TripState(cache, jnp.where(is_sampled_R, next_R, state.newest_R), counts_BV)
-            return jnp.where(broken_R, NOT_FINITE, jnp.where(is_sampled_R, chosen_R, ENDED)), logprobs, state
+            told_R = jnp.where(broken_R, NOT_FINITE, jnp.where(is_sampled_R, chosen_R, ENDED))
+            return told_R, logprobs, state, x_TD
+
+        def trip(i: jax.Array, state: TripState) -> tuple[jax.Array, RowLogprobs, TripState]:
+            return forward(i, state)[:3]
 
         state = TripState(cache, last_token_B[slot_R], slots.counts_BV)
         if shape.tiles:
-            tokens_R, logprobs, state = trip(jnp.int32(0), state)
+            tokens_R, logprobs, state, x_TD = forward(jnp.int32(0), state)
             tokens_RI = tokens_R[:, None]
+            told = StepLogprobs(logprobs, _prompts(decoder, x_TD[shape.rows :], next_SQ))
         else:
             tokens_RI, logprobs, state = run_trips(trip, num_trips_R, state, spec.max_trips)
+            told = StepLogprobs(logprobs)
         slots = SlotState(state.counts_BV, slots.edits_B3E)
-        return tokens_RI, logprobs, state.cache, last_token_B.at[slot_R].set(state.newest_R), slots
+        return tokens_RI, told, state.cache, last_token_B.at[slot_R].set(state.newest_R), slots
 
     return serving_step
+
+
+def _prompts(decoder: Decoder, x_TD: jax.Array, next_SQ: jax.Array) -> PromptLogprobs:
+    return prompt_logprobs(decoder.logits, x_TD.reshape(*next_SQ.shape, -1), next_SQ)
 
 
 def _broken_rows(x_TD: jax.Array, positions_T: jax.Array, num_rows: int, tile_rows_S1: jax.Array) -> jax.Array:
@@ -235,7 +247,7 @@ class Programs:
 
     def run(
         self, shape: StepShape, packed: NDArray[np.int32], masks_RW: NDArray[np.int32] | None = None
-    ) -> tuple[jax.Array, RowLogprobs]:
+    ) -> tuple[jax.Array, StepLogprobs]:
         """Dispatch one step and return at once; the tokens, int32[rows, trips], start their way to the host."""
         masks = self._all_allowed[shape.rows] if masks_RW is None else masks_RW
         tokens_RI, logprobs, self._cache, self._last_token_B, self._slots = self._compiled[shape](

@@ -8,6 +8,7 @@ from kv.page_table import PageTable
 from serving.engine.api import EngineRequest
 from serving.engine.batch import NOTHING, BatchLayout, SlotSettings, StepShape, build_batch, choose_shape, step_shapes
 from serving.engine.plan import Chunk, StepPlan
+from serving.engine.prompt_logprobs import UNASKED
 from serving.engine.sequence import Sequence
 from serving.engine.slots import SlotTable
 from serving.errors import EngineFailed
@@ -45,7 +46,7 @@ def test_a_missing_shape_is_an_error():
 
 def test_the_packed_vector_holds_the_plan():
     table, slots, settings = PageTable(4, 3), SlotTable(4), SlotSettings(4)
-    chunk = sequence(range(10, 20), temperature=0.25, top_k=3)
+    chunk = sequence(range(10, 20), temperature=0.25, top_k=3, prompt_logprobs=0)
     other = sequence([1])
     decode = sequence(
         [5, 6, 7], temperature=0.0, top_p=0.5, frequency_penalty=0.75, logprobs=0, stops=(9,), max_tokens=2
@@ -59,7 +60,7 @@ def test_the_packed_vector_holds_the_plan():
     plan = StepPlan(decode=np.array([2]), prefill=(Chunk(chunk, 4, 6),), num_trips=8)
     packed = build_batch(plan, layout, table, slots, settings)
 
-    fields, pages, tile_rows, tokens, positions = layout.split(packed)
+    fields, pages, tile_rows, tokens, positions, following = layout.split(packed)
     slot, position, sample_at, num_trips, sample_position, temperature, top_k, top_p, _, *rest = fields
     assert packed.shape == (layout.size,)
     assert slot.tolist() == [2, 0, 4, 4]  # 4 is the scrap slot
@@ -85,3 +86,4 @@ def test_the_packed_vector_holds_the_plan():
     assert tile_rows.ravel().tolist() == [1, 1]
     assert tokens.tolist() == [[14, 15, 16, 17], [18, 19, 0, 0]]
     assert positions.tolist() == [[4, 5, 6, 7], [8, 9, NOTHING, NOTHING]]
+    assert following.tolist() == [[15, 16, 17, 18], [19, UNASKED, UNASKED, UNASKED]]
