@@ -4,9 +4,7 @@ The layout is private to the attention seam: the tokens of a page lie together, 
 head's part of a page is one run of memory. Keys lie transposed: scores then add up whole rows of a page, as values do.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,8 +52,3 @@ def make_cache(abstract: KVCache) -> KVCache:
         lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract), out_shardings=shardings
     )
     return zeros()
-
-
-def device_bytes(tree: Any) -> int:
-    """Bytes that one device holds of these arrays or ShapeDtypeStructs."""
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

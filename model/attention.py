@@ -37,8 +37,8 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         D, N, K, H = config.embed_dim, config.num_heads, config.num_kv_heads, config.head_dim
         names = (axes.EMBED, axes.KV_HEADS, axes.GROUP, axes.HEAD_DIM)
-        self.qkv = weight(rngs, (D, K, N // K + 2, H), names, D)
-        self.out = weight(rngs, (N, H, D), (axes.HEADS, axes.HEAD_DIM, axes.EMBED), N * H)
+        self.qkv = weight(rngs, (D, K, N // K + 2, H), names, inputs=(0,))
+        self.out = weight(rngs, (N, H, D), (axes.HEADS, axes.HEAD_DIM, axes.EMBED), inputs=(0, 1))
 
     def __call__(
         self, x_TD: jax.Array, rope: tuple[jax.Array, jax.Array], attend: AttentionFn, cache: Any, layer: jax.Array

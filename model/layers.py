@@ -10,28 +10,46 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from qwix import QArray
 
 from model import axes
 from model.config import ModelConfig, RopeScaling
+from model.quantized import quantized_product
 
 
-def weight(rngs: nnx.Rngs, shape: Sequence[int], logical_axes: Sequence[str], fan_in: int) -> nnx.Param[jax.Array]:
-    """A float32 parameter with normal init of variance 1/fan_in; `logical_axes` names each dimension."""
+def weight(
+    rngs: nnx.Rngs, shape: Sequence[int], logical_axes: Sequence[str], inputs: Sequence[int]
+) -> nnx.Param[jax.Array]:
+    """A float32 parameter with normal init of variance 1/inputs.
+
+    `logical_axes` names each dimension; `inputs` are the positions of those that products sum over, which is also what
+    quantised weights share their scales along.
+    """
+    fan_in = math.prod(shape[axis] for axis in inputs)
     values = jax.random.normal(rngs.params(), tuple(shape), jnp.float32) / math.sqrt(fan_in)
-    return nnx.Param(values, logical_axes=tuple(logical_axes))
+    return nnx.Param(values, logical_axes=tuple(logical_axes), inputs=tuple(inputs))
 
 
 def product(spec: str, x: jax.Array, weight: nnx.Param[jax.Array]) -> jax.Array:
-    """`jnp.einsum` of activations with a weight, float32 out."""
-    w = weight[...]
+    """`jnp.einsum` of activations with a weight, float32 out. The weight may be quantised."""
+    _check_inputs(spec, weight)
+    w = weight.get_value()
+    if isinstance(w, QArray):
+        return quantized_product(spec, x, w)
     return jnp.einsum(spec, x.astype(w.dtype), w, preferred_element_type=jnp.float32)
+
+
+def _check_inputs(spec: str, weight: nnx.Param[jax.Array]) -> None:
+    operands, out = spec.split("->")
+    summed = tuple(axis for axis, letter in enumerate(operands.split(",")[1]) if letter not in out)
+    assert summed == weight.get_metadata("inputs"), f"{spec} does not sum over the inputs of its weight"
 
 
 class RMSNorm(nnx.Module):
     """Root-mean-square norm without mean or bias (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 
     def __init__(self, width: int, eps: float) -> None:
-        self.scale = nnx.Param(jnp.ones(width, jnp.float32), logical_axes=(axes.EMBED,))
+        self.scale = nnx.Param(jnp.ones(width, jnp.float32), logical_axes=(axes.EMBED,), inputs=())
         self.eps = eps
 
     def __call__(self, x_TD: jax.Array) -> jax.Array:
@@ -44,8 +62,8 @@ class GatedMLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         D, F = config.embed_dim, config.mlp_dim
-        self.gate_up = weight(rngs, (D, 2, F), (axes.EMBED, axes.PAIR, axes.MLP), D)
-        self.down = weight(rngs, (F, D), (axes.MLP, axes.EMBED), F)
+        self.gate_up = weight(rngs, (D, 2, F), (axes.EMBED, axes.PAIR, axes.MLP), inputs=(0,))
+        self.down = weight(rngs, (F, D), (axes.MLP, axes.EMBED), inputs=(0,))
 
     def __call__(self, x_TD: jax.Array) -> jax.Array:
         both_TCF = product("TD,DCF->TCF", x_TD, self.gate_up)

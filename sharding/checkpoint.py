@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
@@ -18,12 +19,10 @@ from model.card import ModelCard
 from model.errors import CheckpointError
 from sharding.manifest import NAME as MANIFEST_NAME
 from sharding.manifest import Manifest
+from sharding.sizes import array_bytes
+from sharding.tree import Names, Params, names_of, put
 
-Params = dict[str, Any]
-"""Nested dict of arrays, or of `jax.ShapeDtypeStruct` where it says abstract."""
 PathLike = str | os.PathLike[str]
-Names = tuple[str, ...]
-"""Names from the root of the tree to a leaf."""
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
@@ -39,7 +38,7 @@ def save(path: PathLike, params: Params, card: ModelCard) -> None:
 
     Raises CheckpointError when something is there already.
     """
-    save_leaves(path, ((_names(key_path), leaf) for key_path, leaf in jax.tree.leaves_with_path(params)), card)
+    save_leaves(path, ((names_of(key_path), leaf) for key_path, leaf in jax.tree.leaves_with_path(params)), card)
 
 
 def save_leaves(path: PathLike, leaves: Iterable[tuple[Names, Any]], card: ModelCard) -> None:
@@ -71,7 +70,7 @@ def _save_one_by_one(root: epath.Path, leaves: Iterable[tuple[Names, Any]], meta
         for names, leaf in leaves:
             with _writing(root):
                 ocp.partial.save(partial, _nested(names, leaf), custom_metadata=metadata)
-            _put(written, names, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+            put(written, names, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         with _writing(root):
             ocp.partial.finalize(partial)
             _check_fit(partial, ocp.metadata(partial).metadata, written)
@@ -83,7 +82,7 @@ def _save_at_once(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadat
     """Object stores cannot rename a folder: the manifest, written last, is what makes the checkpoint complete."""
     params: Params = {}
     for names, leaf in leaves:
-        _put(params, names, leaf)
+        put(params, names, leaf)
     with _writing(root):
         ocp.save(root, params, custom_metadata=metadata)
         Manifest.of(root).write(root)
@@ -105,16 +104,29 @@ def read_card(path: PathLike) -> ModelCard:
 
 
 def saved_dtype(path: PathLike) -> str:
-    """Type of the saved numbers, which is one for all leaves: `float32` or `bfloat16`."""
-    return str(jax.tree.leaves(_metadata(_absolute(path)).metadata)[0].dtype)
+    """Type of the saved float numbers, which is one for all of them: `float32` or `bfloat16`."""
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(_metadata(_absolute(path)).metadata)]
+    return str(next(dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)))
 
 
 def load(path: PathLike, abstract: Params, *, on_progress: Progress | None = None, verify: bool = True) -> Params:
     """Restore `abstract`, a nested dict of `jax.ShapeDtypeStruct` with shardings, cast to its dtypes.
 
-    Leaves are read one after another, the largest first, so that the peak stays near the weights themselves: what one
-    leaf needs beside its result is paid while little else is there. `on_progress` counts bytes as restored.
-    `verify` reads every file once more to check it against the manifest.
+    See `load_leaves`, whose leaves these are.
+    """
+    params: Params = {}
+    for names, array in load_leaves(path, abstract, on_progress=on_progress, verify=verify):
+        put(params, names, array)
+    return params
+
+
+def load_leaves(
+    path: PathLike, abstract: Params, *, on_progress: Progress | None = None, verify: bool = True
+) -> Iterator[tuple[Names, jax.Array]]:
+    """The leaves of `load` one after another, the largest first, so that the peak stays near the weights themselves:
+    what one leaf needs beside its result is paid while little else is there.
+
+    `on_progress` counts bytes as restored. `verify` reads every file once more to check it against the manifest.
 
     Raises CheckpointError when the checkpoint is missing, incomplete, corrupt, or does not fit `abstract`.
     """
@@ -122,16 +134,13 @@ def load(path: PathLike, abstract: Params, *, on_progress: Progress | None = Non
     if verify and (root / MANIFEST_NAME).exists():  # a missing one is told below, with its likely reason
         Manifest.read(root).verify(root)
     _check_fit(root, _metadata(root).metadata, abstract)
-    leaves = sorted(jax.tree.leaves_with_path(abstract), key=lambda item: _num_bytes(item[1]), reverse=True)
-    total = sum(_num_bytes(leaf) for _, leaf in leaves)
-    params: Params = {}
-    done = 0
-    for key_path, leaf in leaves:
-        _put(params, _names(key_path), _load_leaf(root, _names(key_path), leaf))
-        done += _num_bytes(leaf)
+    sizes = [(array_bytes(leaf.shape, leaf.dtype), key, leaf) for key, leaf in jax.tree.leaves_with_path(abstract)]
+    total, done = sum(size for size, _, _ in sizes), 0
+    for size, key_path, leaf in sorted(sizes, key=lambda item: item[0], reverse=True):
+        yield names_of(key_path), _load_leaf(root, names_of(key_path), leaf)
+        done += size
         if on_progress is not None:
             on_progress(done, total)
-    return params
 
 
 def _absolute(path: PathLike) -> epath.Path:
@@ -172,8 +181,8 @@ def _metadata(root: epath.Path) -> Any:
 
 def _check_fit(root: epath.Path, saved: Any, abstract: Params) -> None:
     """Compare all names and shapes at once, before anything is read."""
-    found = {_names(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(saved)}
-    expected = {_names(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(abstract)}
+    found = {names_of(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(saved)}
+    expected = {names_of(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(abstract)}
     problems = [*_misfits(found, expected)]
     if problems:
         more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
@@ -208,22 +217,8 @@ def _load_context(leaf: jax.ShapeDtypeStruct) -> ocp.Context:
     return context
 
 
-def _names(key_path: tuple[Any, ...]) -> Names:
-    return tuple(str(key.key) for key in key_path)
-
-
 def _nested(names: Names, leaf: Any) -> Any:
     """A tree with this one leaf."""
     for name in reversed(names):
         leaf = {name: leaf}
     return leaf
-
-
-def _num_bytes(leaf: Any) -> int:
-    return int(prod(leaf.shape) * leaf.dtype.itemsize)
-
-
-def _put(tree: Params, names: Names, value: Any) -> None:
-    for name in names[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[names[-1]] = value

@@ -1,19 +1,32 @@
 """Shapes, shardings and random values of a model's parameters, all from the one definition in `model.decoder`."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from qwix import QArray
 
 from model import axes
 from model.config import ModelConfig
 from model.decoder import Decoder
+from model.quantization import Quantization, WeightFormat
+from model.quantized import scale_shape
 from sharding.rules import ShardingRules
+from sharding.tree import Names, Params, at, put
 
-Params = dict[str, Any]
-"""Nested dict of arrays or of `jax.ShapeDtypeStruct`; see `model.convert` for the names."""
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """One parameter before it has numbers."""
+
+    shape: tuple[int, ...]
+    logical_axes: tuple[str, ...]
+    inputs: tuple[int, ...]
+    """Axes that products sum over; none for a norm."""
 
 
 def abstract_decoder(config: ModelConfig, *, stacked: bool = True) -> Decoder:
@@ -24,27 +37,57 @@ def abstract_decoder(config: ModelConfig, *, stacked: bool = True) -> Decoder:
 def bind(config: ModelConfig, params: Params) -> Decoder:
     """The module with these arrays (or tracers) as its parameters; their layers stacked or apart."""
     module, state = nnx.split(abstract_decoder(config, stacked=0 not in params["layers"]))
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(module, state)
+    bound = [(path, param.replace(_value_at(params, path))) for path, param in nnx.to_flat_state(state)]
+    return nnx.merge(module, nnx.from_flat_state(bound))
 
 
-def abstract_params(config: ModelConfig, mesh: Mesh, rules: ShardingRules, dtype: str) -> Params:
-    """A ShapeDtypeStruct with its sharding for every parameter: what a restore needs to place the shards."""
+def param_specs(config: ModelConfig) -> dict[Names, ParamSpec]:
+    """Every parameter by its names."""
     _, state = nnx.split(abstract_decoder(config))
+    return {names: _spec(param) for names, param in _flat(state)}
 
-    def describe(param: nnx.Param[jax.Array]) -> jax.ShapeDtypeStruct:
-        names = param.get_metadata("logical_axes")
-        if len(names) < len(param.shape):  # the scan over layers added the leading axis
-            names = (axes.LAYERS, *names)
-        return jax.ShapeDtypeStruct(param.shape, dtype, sharding=rules.sharding(mesh, names))
 
-    return _to_dict(nnx.to_flat_state(state), describe)
+def weight_formats(config: ModelConfig, quantization: Quantization | None) -> Mapping[Names, WeightFormat]:
+    """The parameters that are stored in fewer bits, and how. Raises QuantizationError when one does not fit."""
+    if quantization is None:
+        return {}
+    specs = param_specs(config)
+    chosen = {
+        names: quantization.format_of(".".join(names), spec.shape, spec.logical_axes, spec.inputs)
+        for names, spec in specs.items()
+    }
+    return {names: form for names, form in chosen.items() if form is not None}
+
+
+def abstract_params(
+    config: ModelConfig, mesh: Mesh, rules: ShardingRules, dtype: str, quantization: Quantization | None = None
+) -> Params:
+    """A ShapeDtypeStruct with its sharding for every parameter: what a restore needs to place the shards.
+
+    `dtype` is the type of all float numbers. Raises QuantizationError when the format does not fit the model.
+    """
+    formats = weight_formats(config, quantization)
+
+    def describe(spec: ParamSpec, shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=rules.sharding(mesh, spec.logical_axes, shape))
+
+    params: Params = {}
+    for names, spec in param_specs(config).items():
+        if (form := formats.get(names)) is None:
+            put(params, names, describe(spec, spec.shape, dtype))
+        else:
+            put(params, (*names, "qvalue"), describe(spec, spec.shape, form.dtype))
+            put(params, (*names, "scale"), describe(spec, scale_shape(spec.shape, spec.inputs, form), dtype))
+    return params
 
 
 def init_params(config: ModelConfig, seed: int = 0) -> Params:
     """Random float32 parameters on the default device, for tests and benchmarks."""
     _, state = nnx.split(Decoder(config, nnx.Rngs(seed)))
-    return _to_dict(nnx.to_flat_state(state), lambda param: param[...])
+    params: Params = {}
+    for names, param in _flat(state):
+        put(params, names, param[...])
+    return params
 
 
 def take_layers_apart(params: Params) -> Params:
@@ -64,15 +107,17 @@ def take_layers_apart(params: Params) -> Params:
     return {**params, "layers": {index: layer(index) for index in range(num_layers)}}
 
 
-def num_bytes(params: Params) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+def _flat(state: nnx.State[Any, Any]) -> list[tuple[Names, nnx.Param[jax.Array]]]:
+    return [(tuple(map(str, names)), param) for names, param in nnx.to_flat_state(state)]
 
 
-def _to_dict(flat: Any, convert: Any) -> Params:
-    tree: Params = {}
-    for path, param in flat:
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = convert(param)
-    return tree
+def _value_at(params: Params, path: tuple[Any, ...]) -> Any:
+    found = at(params, path)
+    return QArray(**found) if isinstance(found, dict) else found
+
+
+def _spec(param: nnx.Param[jax.Array]) -> ParamSpec:
+    names, inputs = param.get_metadata("logical_axes"), param.get_metadata("inputs")
+    if len(names) < len(param.shape):  # the scan over layers added the leading axis
+        names, inputs = (axes.LAYERS, *names), tuple(axis + 1 for axis in inputs)
+    return ParamSpec(tuple(param.shape), names, inputs)

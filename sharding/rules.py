@@ -31,8 +31,18 @@ class ShardingRules:
         assert len(used) == len(set(used)), f"{logical_axes} would use a mesh axis twice: {used}"
         return PartitionSpec(*names)
 
-    def sharding(self, mesh: Mesh, logical_axes: Sequence[str]) -> NamedSharding:
-        return NamedSharding(mesh, self.partition(logical_axes))
+    def sharding(self, mesh: Mesh, logical_axes: Sequence[str], shape: Sequence[int] | None = None) -> NamedSharding:
+        """Where an array with these axes lies. With `shape`, an axis that does not divide is replicated: scales have
+        the axes of their weights, but some are shorter."""
+        spec = self.partition(logical_axes)
+        if shape is not None:
+            spec = PartitionSpec(
+                *(
+                    name if name is None or size % mesh.shape[name] == 0 else None
+                    for name, size in zip(spec, shape, strict=True)
+                )
+            )
+        return NamedSharding(mesh, spec)
 
 
 def choose_rules(config: ModelConfig, spec: MeshSpec) -> ShardingRules:

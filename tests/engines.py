@@ -6,7 +6,6 @@ from functools import cache
 import jax
 import numpy as np
 
-from kv.cache import device_bytes
 from kv.page_pool import PagePool
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
@@ -22,6 +21,7 @@ from serving.request import SamplingParams
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params, init_params, take_layers_apart
 from sharding.rules import choose_rules
+from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)

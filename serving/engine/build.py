@@ -10,11 +10,12 @@ from pathlib import Path
 import jax
 
 from kv import cpu_attention
-from kv.cache import KVCache, abstract_cache, device_bytes, make_cache
+from kv.cache import KVCache, abstract_cache, make_cache
 from kv.page_pool import PagePool
 from kv.page_table import pages_for
 from kv.paged_attention import DecodeKernel
 from model.card import ModelCard
+from model.quantization import choose_quantization
 from serving.config import EngineConfig
 from serving.engine.api import EngineLoop
 from serving.engine.batch import StepShape, step_shapes
@@ -27,9 +28,12 @@ from serving.engine.step import Programs, StepSpec
 from serving.errors import ConfigError
 from sharding import checkpoint
 from sharding.mesh import make_mesh
-from sharding.params import Params, abstract_params, take_layers_apart
+from sharding.params import abstract_params, take_layers_apart
+from sharding.quantize import quantize_onto
 from sharding.rules import ShardingRules, choose_rules
+from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
+from sharding.tree import Params
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +58,8 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
         logger.warning("mesh %s: %s", spec, note)
     mesh = make_mesh(spec)
     dtype = config.dtype or checkpoint.saved_dtype(config.checkpoint)
-    weights = _load_weights(config, card, abstract_params(card.config, mesh, rules, dtype), progress)
-    programs = make_programs(config, card, weights, mesh, rules, dtype, progress)
+    weights = _load_weights(config, card, mesh, rules, dtype, progress)
+    programs = make_programs(config, card, weights, mesh, rules, config.kv_dtype or dtype, progress)
     compiles.mark_ready()
     crash_folder = Path(config.crash_folder) if config.crash_folder else None
     return EngineThread(make_engine(config, card, programs), compiles.after_ready, crash_folder), card
@@ -67,7 +71,7 @@ def make_programs(
     weights: Params,
     mesh: jax.sharding.Mesh,
     rules: ShardingRules,
-    dtype: str,
+    kv_dtype: str,
     progress: Progress,
 ) -> Programs:
     """The page pool's arrays and all compiled steps, over weights that are on the mesh already."""
@@ -83,7 +87,7 @@ def make_programs(
     shapes = step_shapes(config.num_slots, _max_tiles(config))
 
     def pages(count: int) -> KVCache:
-        return abstract_cache(card.config, count + 1, config.page_size, dtype, mesh, rules)  # + the null page
+        return abstract_cache(card.config, count + 1, config.page_size, kv_dtype, mesh, rules)  # + the null page
 
     page_bytes = device_bytes(pages(1)) // 2
     limit = config.memory_bytes or _device_limit(mesh)
@@ -119,17 +123,26 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
     )
 
 
-def _load_weights(config: EngineConfig, card: ModelCard, abstract: Params, progress: Progress) -> Params:
+def _load_weights(
+    config: EngineConfig, card: ModelCard, mesh: jax.sharding.Mesh, rules: ShardingRules, dtype: str, progress: Progress
+) -> Params:
+    """The weights on the mesh as they lie in the checkpoint, or quantised one after another on their way."""
     started = time.monotonic()
 
     def report(done: int, total: int) -> None:
         rate = done / MIB / max(time.monotonic() - started, 1e-3)
         progress(f"loading {card.name}: {done // MIB:,} of {total // MIB:,} MiB, {rate:,.0f} MiB/s")
 
+    quantization = choose_quantization(config.quantize, card.quantization)
+    abstract = abstract_params(card.config, mesh, rules, dtype, quantization)
     progress(f"loading {card.name}: checking files")
-    weights = checkpoint.load(config.checkpoint, abstract, on_progress=report)
-    devices = {device for leaf in jax.tree.leaves(weights) for device in leaf.devices()}
-    is_one_cpu = len(devices) == 1 and devices.pop().platform == "cpu"
+    if quantization is None or card.quantization is not None:
+        weights = checkpoint.load(config.checkpoint, abstract, on_progress=report)
+    else:
+        floats = abstract_params(card.config, mesh, rules, checkpoint.saved_dtype(config.checkpoint))
+        leaves = checkpoint.load_leaves(config.checkpoint, floats, on_progress=report)
+        weights = quantize_onto(abstract, leaves, card.config, quantization)
+    is_one_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
     return take_layers_apart(weights) if is_one_cpu else weights
 
 

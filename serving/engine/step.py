@@ -29,7 +29,8 @@ from serving.engine.sampling import RowSampling, sample
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
 from serving.engine.slots import STOPS
 from serving.engine.trips import ENDED, TripState, run_trips
-from sharding.params import Params, bind
+from sharding.params import bind
+from sharding.tree import Params
 
 StepFn = Callable[..., tuple[jax.Array, StepLogprobs, KVCache, jax.Array, SlotState]]
 

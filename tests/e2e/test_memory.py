@@ -15,8 +15,9 @@ from pathlib import Path
 import jax
 from sharding import checkpoint
 from sharding.mesh import make_mesh
-from sharding.params import abstract_params, num_bytes
+from sharding.params import abstract_params
 from sharding.rules import choose_rules
+from sharding.sizes import num_bytes
 from sharding.spec import MeshSpec
 
 def kib(field):

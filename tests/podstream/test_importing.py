@@ -10,10 +10,15 @@ from rich.console import Console
 
 from model.card import FORMAT
 from model.convert import convert
-from model.errors import CheckpointError
+from model.errors import CheckpointError, QuantizationError
 from model.hf_folder import read_hf_folder
+from model.quantization import Quantization
 from podstream.importing import DEMO_NAME, ensure_demo_model, import_model
 from sharding import checkpoint
+from sharding.mesh import make_mesh
+from sharding.params import abstract_params
+from sharding.rules import choose_rules
+from sharding.spec import MeshSpec
 from tests.model_files import LLAMA3, write_tiny_gguf
 
 FOLDER = f"{DEMO_NAME}.{FORMAT}"
@@ -46,6 +51,23 @@ def test_a_folder_becomes_a_checkpoint(tmp_path, console, dtype):
     assert (card.text, card.generation) == (model.text, model.generation)
     expected = convert(model, dtype)
     jax.tree.map(np.testing.assert_array_equal, _load(tmp_path / "c", expected), expected)
+
+
+def test_a_quantised_checkpoint_says_so(tmp_path, console):
+    """The golden model is too small for groups of 32: refused before anything is written."""
+    import_model(str(LLAMA3), str(tmp_path / "c"), dtype=None, quantize="int8", name=None, console=console)
+    card = checkpoint.read_card(tmp_path / "c")
+    assert card.quantization == "int8"
+    abstract = abstract_params(card.config, make_mesh(MeshSpec()), choose_rules(card.config, MeshSpec()), "float32",
+                               Quantization.parse("int8"))  # fmt: skip
+    loaded = checkpoint.load(tmp_path / "c", abstract)
+    down = loaded["layers"]["mlp"]["down"]
+    assert (down["qvalue"].dtype, down["scale"].dtype) == ("int8", "float32")
+    expected = convert(read_hf_folder(LLAMA3))["layers"]["mlp"]["down"]
+    np.testing.assert_allclose(down["qvalue"] * down["scale"], expected, atol=float(down["scale"].max()) / 2 * 1.01)
+    with pytest.raises(QuantizationError, match="groups of 32 do not divide the 16 inputs of"):
+        import_model(str(LLAMA3), str(tmp_path / "d"), dtype=None, quantize="int4", name=None, console=console)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
 
 
 def test_progress_says_what_is_done(tmp_path, console):

@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from model.errors import QuantizationError
 from serving.config import EngineConfig, GatewayConfig, ReplicaConfig, ServeConfig, changed_fields
 from serving.errors import ConfigError
 
@@ -11,6 +12,8 @@ from serving.errors import ConfigError
     [
         (EngineConfig, {"checkpoint": "x", "num_slots": 0}, "num_slots must be 1 or more, got 0"),
         (EngineConfig, {"checkpoint": "x", "num_pages": 4, "max_seq_len": 100}, "hold 64 tokens"),
+        (EngineConfig, {"checkpoint": "x", "dtype": "int8"}, "dtype 'int8' is not known; known: float32, bfloat16."),
+        (EngineConfig, {"checkpoint": "x", "kv_dtype": "int4"}, "known: float32, bfloat16"),
         (GatewayConfig, {"port": 70_000}, "got 70000"),
         (GatewayConfig, {"drain_s": float("nan")}, "drain_s"),
         (GatewayConfig, {"max_body_bytes": 1 << 40}, "at most 33,554,432"),
@@ -23,6 +26,11 @@ from serving.errors import ConfigError
 def test_an_impossible_value_is_named(section, fields, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
         section(**fields)
+
+
+def test_an_unknown_quantisation_is_named():
+    with pytest.raises(QuantizationError, match="'int3' is not known"):
+        EngineConfig("x", quantize="int3")
 
 
 @pytest.mark.parametrize("address", ["unix:/tmp/x.sock", "127.0.0.1:9000", "[::1]:9000", "replica-0.pool:9000"])

@@ -6,8 +6,9 @@ import pytest
 from model import axes
 from model.config import ModelConfig
 from sharding.mesh import make_mesh
-from sharding.params import abstract_params, init_params, num_bytes
+from sharding.params import abstract_params, init_params
 from sharding.rules import ShardingRules, choose_rules
+from sharding.sizes import num_bytes
 from sharding.spec import MeshError, MeshSpec
 
 
