@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -29,8 +30,9 @@ class ParamSpec:
     """Axes that products sum over; none for a norm."""
 
 
+@cache  # one for all programs: to make it takes as long as to trace one
 def abstract_decoder(config: ModelConfig, *, stacked: bool = True) -> Decoder:
-    """The module without its numbers."""
+    """The module without its numbers. Not to be changed."""
     return nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0), stacked=stacked))
 
 
