@@ -81,7 +81,7 @@ def make_programs(
         num_slots=config.num_slots,
         pages_per_slot=pages_for(_max_seq_len(config, card), config.page_size),
         tile_tokens=TILE_TOKENS,
-        decode_kernel=_decode_kernel(mesh, dtype),
+        decode_kernel=_decode_kernel(mesh, kv_dtype),
         max_trips=config.decode_steps,
     )
     shapes = step_shapes(config.num_slots, _max_tiles(config))
