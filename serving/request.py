@@ -14,6 +14,8 @@ MAX_LOGIT_BIAS = 300
 MAX_BANNED_TOKENS = 128
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
+MAX_PROMPT_NUMBERS = 500_000
+"""Log-probabilities that one prompt may be asked for; they are some ten bytes each on their way."""
 MODEL_DEFAULTED = frozenset({"temperature", "top_k", "top_p"})
 
 
@@ -174,7 +176,12 @@ class Request:
     """None: any text."""
     priority: Priority = Priority.INTERACTIVE
     num_choices: int = 1
-    """Answers to the one prompt. Choice i with a seed is what a request with `choice_seed(seed, i)` would get."""
+    """Answers to the one prompt. Answer i with a seed is what a request with `choice_seed(seed, i)` would get."""
+
+    echo: bool = False
+    """The answer begins with the prompt."""
+    prompt_only: bool = False
+    """Nothing is wanted but what there is to say about the prompt."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_choices <= MAX_CHOICES:

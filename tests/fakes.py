@@ -54,6 +54,18 @@ def logprobs_of(sequence):
     return (TokenLogprobs(-place / 8, rivals),)
 
 
+def prompt_logprobs_of(request):
+    """Of token i of the prompt: -i/8 and rank i; its rivals are the bytes before it."""
+    wanted = request.sampling.prompt_logprobs
+    if wanted is None:
+        return ()
+    return tuple(
+        TokenLogprobs(-place / 8, tuple(((token - i) % VOCAB_SIZE, -(place + i) / 8) for i in range(wanted)), place)
+        for place, token in enumerate(request.token_ids)
+        if place
+    )
+
+
 class FakeEngineLoop:
     """Repeats its prompt: token i of the answer is prompt[(i + seed) % len(prompt)]. Implements EngineLoop.
 
@@ -176,7 +188,9 @@ class FakeEngineLoop:
         token_id = sequence.next_id()
         sequence.token_ids.append(token_id)
         reason = self._reason(sequence, token_id)
-        return SequenceOutput(sequence.request.request_id, (token_id,), reason, logprobs=logprobs_of(sequence))
+        prompt = prompt_logprobs_of(sequence.request) if len(sequence.token_ids) == 1 else ()
+        name, logprobs = sequence.request.request_id, logprobs_of(sequence)
+        return SequenceOutput(name, (token_id,), reason, logprobs=logprobs, prompt_logprobs=prompt)
 
     def _reason(self, sequence, token_id):
         sampling = sequence.request.sampling

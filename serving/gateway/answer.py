@@ -78,8 +78,9 @@ class AnswerResponse(Response):
         while True:
             event = await self._call.next()
             if isinstance(event, Delta):
-                if event.text or event.logprobs:
-                    await _send_part(send, self._format.text(event.text, event.logprobs, event.choice))
+                logprobs = [*self._format.echoed(event.prompt), *event.logprobs]
+                if event.text or logprobs:
+                    await _send_part(send, self._format.text(event.text, logprobs, event.choice))
                 continue
             finished.append(event)
             closing = self._format.closing(event.reason, event.choice)

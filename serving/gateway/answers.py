@@ -37,4 +37,13 @@ def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
 def _head(prefix: str, body: ChatBody | CompletionBody) -> AnswerHead:
     created = int(time.time())
     answer_id = f"{prefix}-{uuid.uuid4().hex}"
-    return AnswerHead(answer_id, created, body.model, body.include_usage, body.wants_logprobs, body.n or 1)
+    return AnswerHead(
+        answer_id,
+        created,
+        body.model,
+        body.include_usage,
+        body.wants_logprobs,
+        body.n or 1,
+        body.logprobs if isinstance(body, CompletionBody) and body.echo else None,
+        body.prompt_logprobs is not None,
+    )

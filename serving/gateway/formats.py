@@ -3,14 +3,14 @@
 Chunks are put together from bytes (see `sse`), so the order of fields here is the order on the wire.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import orjson
 
 from serving.gateway import sse
-from serving.gateway.logprobs import chat_logprobs, completion_logprobs
+from serving.gateway.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from serving.replica.events import Delta, Finished, TokenLogprob
 from serving.request import FinishReason, Usage
 
@@ -26,6 +26,10 @@ class AnswerHead:
     logprobs: bool = False
     """Whether a whole answer shows log-probabilities; a chunk shows those that it has."""
     num_choices: int = 1
+    echo_top: int | None = None
+    """Rivals that echoed tokens of the prompt show, if these have log-probabilities."""
+    prompt_logprobs: bool = False
+    """Whether a whole answer shows those of the prompt by themselves."""
 
 
 @dataclass(slots=True)
@@ -35,6 +39,7 @@ class Choice:
     parts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: FinishReason | None = None
+    prompt: list[TokenLogprob] = field(default_factory=list)
 
     def see(self, event: Delta | Finished) -> None:
         if isinstance(event, Finished):
@@ -42,6 +47,7 @@ class Choice:
         else:
             self.parts.append(event.text)
             self.logprobs += event.logprobs
+            self.prompt += event.prompt
 
     @property
     def text(self) -> str:
@@ -50,6 +56,10 @@ class Choice:
 
 class AnswerFormat(Protocol):
     """How one endpoint writes an answer. `choice` counts the answers to one prompt from 0."""
+
+    def echoed(self, prompt: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
+        """What chunks show of a prompt's log-probabilities, before those of the answer."""
+        ...
 
     def opening(self, choice: int = 0) -> bytes: ...
 
@@ -86,7 +96,11 @@ class ChatFormat:
         return _usage_chunk(self._head, self._before, usage)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return _whole(self._head, "chat.completion", [self._choice(*item) for item in enumerate(choices)], usage)
+        more = {"prompt_logprobs": prompt_logprobs(choices[0].prompt)} if self._head.prompt_logprobs else {}
+        return _whole(self._head, "chat.completion", [self._choice(*item) for item in enumerate(choices)], usage, more)
+
+    def echoed(self, prompt: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
+        return ()
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -130,8 +144,14 @@ class CompletionFormat:
         return _whole(self._head, "text_completion", [self._choice(*item) for item in enumerate(choices)], usage)
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        shown = completion_logprobs(choice.logprobs) if self._head.logprobs else None
-        return {"index": index, "text": choice.text, "logprobs": shown, "finish_reason": choice.reason}
+        entries = [*self.echoed(choice.prompt), *choice.logprobs]
+        shown = completion_logprobs(entries) if self._head.logprobs else None
+        more = {"prompt_logprobs": prompt_logprobs(choice.prompt)} if self._head.prompt_logprobs else {}
+        return {"index": index, "text": choice.text, "logprobs": shown, "finish_reason": choice.reason, **more}
+
+    def echoed(self, prompt: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+        top = self._head.echo_top
+        return [] if top is None else [replace(entry, top=entry.top[:top]) for entry in prompt]
 
     def _chunk(self, index: int, text: str, reason: str | None, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         shown = completion_logprobs(logprobs) if logprobs else None
@@ -158,9 +178,11 @@ def _usage_chunk(head: AnswerHead, before: bytes, usage: Usage) -> bytes:
     return sse.event(before + b'[],"usage":' + orjson.dumps(_usage_fields(usage)) + b"}")
 
 
-def _whole(head: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+def _whole(
+    head: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: Usage, more: Mapping[str, Any] | None = None
+) -> bytes:
     fields = {"id": head.answer_id, "object": kind, "created": head.created, "model": head.model}
-    return orjson.dumps({**fields, "choices": choices, "usage": _usage_fields(usage)})
+    return orjson.dumps({**fields, "choices": choices, "usage": _usage_fields(usage), **(more or {})})
 
 
 def _usage_fields(usage: Usage) -> dict[str, Any]:

@@ -24,10 +24,8 @@ COMMON: Neutral = {
     "length_penalty": (1,),
     "bad_words": ([],),
     "allowed_token_ids": (),
-    "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
-    "echo": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
@@ -35,6 +33,7 @@ COMMON: Neutral = {
 }
 CHAT: Neutral = {
     **COMMON,
+    "echo": (False,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),

@@ -4,6 +4,7 @@ Strict: a wrong type, an unknown field or a field that cannot be honoured is ref
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -118,6 +119,13 @@ class _Generate(AnswerFormat, _Body):
     frequency_penalty: float | None = None
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(read_logit_bias)] = ()
     banned_token_ids: list[TokenId] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _prompt_logprobs_need_a_whole_answer(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs may not be given with stream=true.", param="prompt_logprobs")
+        return self
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
@@ -136,6 +144,9 @@ class _Generate(AnswerFormat, _Body):
     def _num_logprobs(self) -> int | None:
         """Rivals per token; None for no log-probabilities."""
         raise NotImplementedError
+
+    def _num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
 
     def _request(self, request_id: str, prompt: Prompt, max_tokens: int | None) -> Request:
         unset = frozenset(name for name in MODEL_DEFAULTED if getattr(self, name) is None)
@@ -168,6 +179,7 @@ class _Generate(AnswerFormat, _Body):
             logit_bias=self.logit_bias,
             banned_token_ids=tuple(self.banned_token_ids or ()),
             logprobs=self._num_logprobs(),
+            prompt_logprobs=self._num_prompt_logprobs(),
         )
 
 
@@ -199,13 +211,21 @@ class CompletionBody(_Generate):
 
     prompt: Annotated[TextPrompt | TokenPrompt, BeforeValidator(_read_prompt)]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
 
     def _num_logprobs(self) -> int | None:
         return self.logprobs
 
+    def _num_prompt_logprobs(self) -> int | None:
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
+
     def to_request(self, request_id: str) -> Request:
+        """No token at all may be asked for, to learn about the prompt."""
         limit = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return self._request(request_id, self.prompt, limit)
+        prompt_only = limit == 0 and (bool(self.echo) or self.prompt_logprobs is not None)
+        request = self._request(request_id, self.prompt, 1 if prompt_only else limit)
+        return replace(request, echo=bool(self.echo), prompt_only=prompt_only)
 
 
 BodyT = TypeVar("BodyT", bound=_Body)

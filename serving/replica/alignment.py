@@ -12,12 +12,12 @@ from serving.replica.events import TokenLogprob
 
 
 class Alignment:
-    """Of one answer. Offsets are in characters of the answer's text."""
+    """Of one answer. Offsets are in characters of the answer's text, which `start` of an echoed prompt come before."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], start: int = 0) -> None:
         self._token_bytes = token_bytes
         self._pending: deque[tuple[TokenLogprob, int]] = deque()  # with the number of characters of its text
-        self._decoded = self._shown = 0
+        self._decoded = self._shown = start
 
     def add(self, token_id: int, logprobs: TokenLogprobs, num_chars: int) -> None:
         """The next token, whose text has `num_chars` characters: none if it only begins one, or is special."""

@@ -33,14 +33,18 @@ class Answer:
         *,
         min_tokens: int = 0,
         token_bytes: Callable[[int], bytes] = bytes,
+        num_echoed: int = 0,
+        prompt_only: bool = False,
     ) -> None:
-        """`token_bytes` is asked only when the engine sends log-probabilities."""
+        """`token_bytes` is asked only when the engine sends log-probabilities. `num_echoed` characters of the prompt
+        come before the answer; with `prompt_only` it has no tokens, though the engine makes one."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._stop_ids = stop_ids
         self._prompt_tokens = prompt_tokens
         self._min_tokens = min_tokens
-        self._alignment = Alignment(token_bytes)
+        self._prompt_only = prompt_only
+        self._alignment = Alignment(token_bytes, num_echoed)
         self._completion_tokens = 0
         self._cached_tokens = 0
 
@@ -52,6 +56,9 @@ class Answer:
         """One step's tokens. A stop string ends the answer before the engine knows; later steps are not pushed."""
         before = self._completion_tokens
         self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
+        if self._prompt_only:
+            ended = FinishReason.LENGTH if output.finish_reason is FinishReason.STOP else output.finish_reason
+            return AnswerNews("", 0, ended)
         text, hit = self._push_ids(output)
         num_tokens = self._completion_tokens - before
         if hit:

@@ -36,6 +36,8 @@ def submit_to_pb(handle: int, request: Request) -> pb.Submit:
         sampling=_sampling_to_pb(request.sampling, request.unset),
         priority=request.priority.value,
         num_choices=request.num_choices,
+        echo=request.echo,
+        prompt_only=request.prompt_only,
     )
     _prompt_to_pb(request.prompt, submit)
     if request.grammar is not None:
@@ -54,6 +56,8 @@ def request_from_pb(submit: pb.Submit) -> Request:
         grammar=_grammar_from_pb(submit.grammar) if submit.HasField("grammar") else None,
         priority=_priority_from_pb(submit.priority),
         num_choices=submit.num_choices or 1,
+        echo=submit.echo,
+        prompt_only=submit.prompt_only,
     )
 
 
@@ -89,12 +93,21 @@ def status_from_pb(status: pb.Status) -> ReplicaStatus:
     )
 
 
-def delta_to_pb(handle: int, text: str, num_tokens: int, logprobs: Iterable[TokenLogprob]) -> pb.Delta:
-    return pb.Delta(handle=handle, text=text, num_tokens=num_tokens, logprobs=map(_logprob_to_pb, logprobs))
+def delta_to_pb(
+    handle: int, text: str, num_tokens: int, logprobs: Iterable[TokenLogprob], prompt: Iterable[TokenLogprob] = ()
+) -> pb.Delta:
+    return pb.Delta(
+        handle=handle,
+        text=text,
+        num_tokens=num_tokens,
+        logprobs=map(_logprob_to_pb, logprobs),
+        prompt=map(_logprob_to_pb, prompt),
+    )
 
 
 def delta_from_pb(delta: pb.Delta) -> Delta:
-    return Delta(delta.text, delta.num_tokens, tuple(map(_logprob_from_pb, delta.logprobs)))
+    logprobs, prompt = (tuple(map(_logprob_from_pb, entries)) for entries in (delta.logprobs, delta.prompt))
+    return Delta(delta.text, delta.num_tokens, logprobs, prompt=prompt)
 
 
 def finished_to_pb(handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None) -> pb.Finished:
@@ -180,17 +193,27 @@ def _sampling_from_pb(sampling: pb.Sampling) -> SamplingParams:
         logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
         banned_token_ids=tuple(sampling.banned_token_ids),
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
     )
 
 
 def _logprob_to_pb(entry: TokenLogprob) -> pb.TokenLogprob:
     top = [pb.Alternative(token=token, logprob=logprob) for token, logprob in entry.top]
-    return pb.TokenLogprob(token=entry.token, logprob=entry.logprob, text_offset=entry.text_offset, top=top)
+    return pb.TokenLogprob(
+        token=entry.token,
+        logprob=entry.logprob,
+        text_offset=entry.text_offset,
+        top=top,
+        token_id=entry.token_id,
+        rank=entry.rank,
+        top_ids=entry.top_ids,
+    )
 
 
 def _logprob_from_pb(entry: pb.TokenLogprob) -> TokenLogprob:
     top = tuple((other.token, other.logprob) for other in entry.top)
-    return TokenLogprob(entry.token, entry.logprob, entry.text_offset, top)
+    logprob = entry.logprob if entry.HasField("logprob") else None
+    return TokenLogprob(entry.token, logprob, entry.text_offset, top, entry.token_id, entry.rank, tuple(entry.top_ids))
 
 
 def _error_to_pb(error: ServiceError) -> pb.Error:

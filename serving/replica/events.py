@@ -18,15 +18,21 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token of an answer with natural logarithms of the model's own probabilities."""
+    """One token of an answer, or of its prompt, with natural logarithms of the model's own probabilities."""
 
     token: bytes
     """Its text in UTF-8; not every token is a whole text."""
-    logprob: float
+    logprob: float | None
+    """None for a prompt's first token."""
     text_offset: int
     """Characters of the answer before it."""
     top: tuple[tuple[bytes, float], ...] = ()
     """The most likely tokens at its place, falling."""
+    token_id: int = 0
+    """Told of prompts only, as the next two."""
+    rank: int = 0
+    """Its place among all tokens, from 1."""
+    top_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,8 @@ class Delta:
     """If asked for: of the tokens whose text became complete."""
     choice: int = 0
     """Which of the answers to the prompt."""
+    prompt: tuple[TokenLogprob, ...] = ()
+    """If asked for: the prompt's own tokens, all before the first of the answer; if echoed, their text is in `text`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ class Inbox:
         self._parts: list[str] = []
         self._num_tokens = 0
         self._logprobs: list[TokenLogprob] = []
+        self._prompt: list[TokenLogprob] = []
         self._end: Finished | ServiceError | None = None
         self._on_news: Callable[[], None] = _nobody_waits
 
@@ -41,6 +42,7 @@ class Inbox:
         self._parts.append(delta.text)
         self._num_tokens += delta.num_tokens
         self._logprobs += delta.logprobs
+        self._prompt += delta.prompt
         self._on_news()
 
     def end(self, end: Finished | ServiceError) -> None:
@@ -62,8 +64,9 @@ class Inbox:
         return self._end
 
     def _take_delta(self) -> Delta:
-        delta = Delta("".join(self._parts), self._num_tokens, tuple(self._logprobs), self._choice)
-        self._parts, self._num_tokens, self._logprobs = [], 0, []
+        text, logprobs, prompt = "".join(self._parts), tuple(self._logprobs), tuple(self._prompt)
+        delta = Delta(text, self._num_tokens, logprobs, self._choice, prompt)
+        self._parts, self._num_tokens, self._logprobs, self._prompt = [], 0, [], []
         return delta
 
 

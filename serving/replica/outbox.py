@@ -22,6 +22,7 @@ class _Text:
     parts: list[str] = field(default_factory=list)
     num_tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt: list[TokenLogprob] = field(default_factory=list)
 
 
 class Outbox:
@@ -56,6 +57,7 @@ class Outbox:
         unsent.parts.append(delta.text)
         unsent.num_tokens += delta.num_tokens
         unsent.logprobs += delta.logprobs
+        unsent.prompt += delta.prompt
         self._changed()
 
     def finish(self, handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None = None) -> None:
@@ -83,7 +85,7 @@ class Outbox:
 
     def _take_deltas(self) -> list[pb.Delta]:
         return [
-            convert.delta_to_pb(handle, "".join(unsent.parts), unsent.num_tokens, unsent.logprobs)
+            convert.delta_to_pb(handle, "".join(unsent.parts), unsent.num_tokens, unsent.logprobs, unsent.prompt)
             for handle, unsent in self._texts.items()
         ]
 

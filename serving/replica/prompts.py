@@ -11,6 +11,7 @@ from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import Tokenizer
 from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from serving.request import (
+    MAX_PROMPT_NUMBERS,
     ChatPrompt,
     Priority,
     Prompt,
@@ -30,12 +31,17 @@ class ReadPrompt:
     sampling: SamplingParams
     matcher: Matcher | None = None
     priority: Priority = Priority.INTERACTIVE
+    echo: tuple[str, ...] = ()
+    """The text of each token, if the answer begins with the prompt."""
+    prompt_only: bool = False
 
     def for_choice(self, choice: int) -> "ReadPrompt":
-        """What the engine needs for one of several answers to it: a seed and a matcher of its own."""
+        """What the engine needs for one of several answers to it: a seed and a matcher of its own. What there is to say
+        about the prompt is said once."""
         if choice == 0:
             return self
-        sampling = dataclasses.replace(self.sampling, seed=choice_seed(self.sampling.seed, choice))
+        seed = choice_seed(self.sampling.seed, choice)
+        sampling = dataclasses.replace(self.sampling, seed=seed, prompt_logprobs=None)
         matcher = None if self.matcher is None else self.matcher.copy()
         return dataclasses.replace(self, sampling=sampling, matcher=matcher)
 
@@ -60,7 +66,25 @@ class PromptReader:
         self._check_steering(request.sampling)
         sampling = self._sampling(request, len(token_ids))
         matcher = None if request.grammar is None else self.grammars.compile(request.grammar)
-        return ReadPrompt(token_ids, sampling, matcher, request.priority)
+        self._check_prompt_logprobs(sampling.prompt_logprobs, len(token_ids))
+        echo = self._pieces(token_ids) if request.echo else ()
+        return ReadPrompt(token_ids, sampling, matcher, request.priority, echo, request.prompt_only)
+
+    def _pieces(self, token_ids: tuple[int, ...]) -> tuple[str, ...]:
+        """Together the text of the prompt, without special tokens."""
+        detokenizer = self.tokenizer.detokenizer()
+        pieces = [detokenizer.push((token_id,)) for token_id in token_ids]
+        pieces[-1] += detokenizer.finish()
+        return tuple(pieces)
+
+    def _check_prompt_logprobs(self, num_top: int | None, num_tokens: int) -> None:
+        count = 0 if num_top is None else (1 + num_top) * num_tokens
+        if count > MAX_PROMPT_NUMBERS:
+            raise InvalidRequest(
+                f"{_tokens(num_tokens)} with {num_top} rivals each are {count:,} log-probabilities, at most "
+                f"{MAX_PROMPT_NUMBERS:,} are possible; ask for fewer rivals or a shorter prompt.",
+                param="prompt_logprobs",
+            )
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         match prompt:

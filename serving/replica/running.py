@@ -2,13 +2,14 @@
 
 import itertools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from serving.engine.api import EngineRequest, SequenceOutput, StepOutput, StepStats
 from serving.errors import EngineFailed, ServiceError
 from serving.replica.answer import Answer
 from serving.replica.events import Delta
+from serving.replica.prompt_echo import PromptEcho
 from serving.replica.prompts import ReadPrompt
 from serving.replica.served import ServedModel
 from serving.request import FinishReason, Load, Usage
@@ -29,6 +30,9 @@ class _Running:
     handle: int
     listener: Listener
     answer: Answer
+    echo: PromptEcho | None = None
+    """Of the first answer to a prompt, which tells of it for all of them."""
+    all_ids: tuple[str, ...] = ()
 
 
 class RunningTable:
@@ -51,7 +55,10 @@ class RunningTable:
         engine_ids = [f"{request_id}#{next(self._numbers)}" for _ in handles]
         answers = [prompt.for_choice(choice) for choice in range(len(handles))]  # all, before the engine has the first
         for handle, engine_id, answer in zip(handles, engine_ids, answers, strict=True):
-            self._running[engine_id] = _Running(handle, listener, self.served.new_answer(answer))
+            running = _Running(handle, listener, self.served.new_answer(answer))
+            if engine_id == engine_ids[0]:
+                running = replace(running, echo=self.served.new_echo(prompt), all_ids=tuple(engine_ids))
+            self._running[engine_id] = running
             self.served.engine.submit(
                 EngineRequest(
                     engine_id,
@@ -62,6 +69,9 @@ class RunningTable:
                     after="" if engine_id == engine_ids[0] else engine_ids[0],
                 )
             )
+        first = self._running[engine_ids[0]]
+        if first.echo is not None:
+            self._tell_prompt(first, first.echo.start())
         return engine_ids
 
     def abort(self, engine_id: str) -> None:
@@ -85,7 +95,14 @@ class RunningTable:
             if running := self._running.get(output.request_id):
                 self._push(running, output)
 
+    def _tell_prompt(self, first: _Running, delta: Delta) -> None:
+        for engine_id in first.all_ids:
+            if running := self._running.get(engine_id):
+                running.listener.add(running.handle, delta)
+
     def _push(self, running: _Running, output: SequenceOutput) -> None:
+        if output.prompt_logprobs and running.echo is not None:
+            self._tell_prompt(running, running.echo.push(output.prompt_logprobs))
         try:
             news = running.answer.push(output)
         except Exception:  # one answer's text must not cost the others theirs

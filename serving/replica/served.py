@@ -9,6 +9,7 @@ from serving.engine.api import EngineLoop
 from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import StopStrings, Tokenizer
 from serving.replica.answer import Answer
+from serving.replica.prompt_echo import PromptEcho
 from serving.replica.prompts import PromptReader, ReadPrompt
 
 
@@ -41,4 +42,14 @@ class ServedModel:
             len(prompt.token_ids),
             min_tokens=prompt.sampling.min_tokens,
             token_bytes=self.reader.tokenizer.token_bytes,
+            num_echoed=sum(map(len, prompt.echo)),
+            prompt_only=prompt.prompt_only,
         )
+
+    def new_echo(self, prompt: ReadPrompt) -> PromptEcho | None:
+        """None if nothing of the prompt is to be told."""
+        with_logprobs = prompt.sampling.prompt_logprobs is not None
+        if not (with_logprobs or prompt.echo):
+            return None
+        token_bytes = self.reader.tokenizer.token_bytes
+        return PromptEcho(prompt.token_ids, prompt.echo, with_logprobs=with_logprobs, token_bytes=token_bytes)

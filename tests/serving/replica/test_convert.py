@@ -52,15 +52,23 @@ SAMPLINGS = st.builds(
     ),
     banned_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 
 
 GRAMMARS = st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), TEXT)
 
 
-@given(prompt=PROMPTS, sampling=SAMPLINGS, grammar=GRAMMARS, num_choices=st.integers(1, MAX_CHOICES))
-def test_a_request_comes_back(prompt, sampling, grammar, num_choices):
-    request = Request("id", "model", prompt, sampling, grammar=grammar, num_choices=num_choices)
+@given(
+    prompt=PROMPTS,
+    sampling=SAMPLINGS,
+    grammar=GRAMMARS,
+    num_choices=st.integers(1, MAX_CHOICES),
+    echo=st.booleans(),
+    prompt_only=st.booleans(),
+)
+def test_a_request_comes_back(prompt, sampling, **fields):
+    request = Request("id", "model", prompt, sampling, **fields)
     packed = convert.submit_to_pb(7, request).SerializeToString()
     submit = pb.Submit.FromString(packed)
     assert submit.handle == 7
