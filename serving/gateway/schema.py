@@ -18,6 +18,7 @@ from serving.request import (
     MAX_LOGPROBS,
     MODEL_DEFAULTED,
     ChatPrompt,
+    Priority,
     Prompt,
     Request,
     SamplingParams,
@@ -119,6 +120,7 @@ class _Generate(AnswerFormat, _Body):
     frequency_penalty: float | None = None
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(read_logit_bias)] = ()
     banned_token_ids: list[TokenId] | None = None
+    priority: Literal["interactive", "batch"] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
@@ -157,6 +159,7 @@ class _Generate(AnswerFormat, _Body):
             self._sampling(unset, max_tokens),
             unset,
             self.grammar(),
+            Priority(self.priority or Priority.INTERACTIVE),
             num_choices=self.n or 1,
         )
 

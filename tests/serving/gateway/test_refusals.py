@@ -34,6 +34,7 @@ async def test_a_body_that_is_no_json_object(http, body):
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "tool_calls", "not supported yet"),
         ({"n": 17}, "n", "less than or equal to 16"),
         ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"priority": 1}, "priority", "'interactive' or 'batch'"),
         ({"best_of": 2}, "best_of", "not supported yet"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
         ({"logprobs": True, "top_logprobs": 100_000}, "top_logprobs", "less than or equal to 20"),
