@@ -36,7 +36,10 @@ def product(spec: str, x: jax.Array, weight: nnx.Param[jax.Array]) -> jax.Array:
     w = weight.get_value()
     if isinstance(w, QArray):
         return quantized_product(spec, x, w)
-    return jnp.einsum(spec, x.astype(w.dtype), w, preferred_element_type=jnp.float32)
+    x = x.astype(w.dtype)
+    if w.dtype == jnp.bfloat16 and x.shape[0] == 1:  # a CPU is eleven times faster with two rows than with one
+        return jnp.einsum(spec, jnp.repeat(x, 2, axis=0), w, preferred_element_type=jnp.float32)[:1]
+    return jnp.einsum(spec, x, w, preferred_element_type=jnp.float32)
 
 
 def _check_inputs(spec: str, weight: nnx.Param[jax.Array]) -> None:
