@@ -19,7 +19,7 @@ from serving.engine.step import StepSpec
 from serving.engine.trips import ENDED
 from serving.request import SamplingParams
 from sharding.mesh import make_mesh
-from sharding.params import abstract_params, init_params, take_layers_apart
+from sharding.params import abstract_params, init_params
 from sharding.rules import choose_rules
 from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
@@ -87,7 +87,6 @@ def _programs(model, mesh):
     device_mesh, rules = make_mesh(spec), choose_rules(model, spec)
     abstract = abstract_params(model, device_mesh, rules, "float32")
     weights = jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), tiny_params(model), abstract)
-    weights = take_layers_apart(weights) if mesh == ONE_DEVICE else weights
     return make_programs(config, tiny_card(model), weights, device_mesh, rules, "float32", lambda _: None)
 
 

@@ -164,14 +164,28 @@ def row_sampling(fields_FR: jax.Array, masks_RW: jax.Array | None = None) -> Row
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FlatWeights:
+    """Weights as a call takes them: to flatten them each time would cost milliseconds."""
+
+    leaves: tuple[jax.Array, ...]
+    treedef: Any
+
+    @classmethod
+    def of(cls, weights: Params) -> "FlatWeights":
+        leaves, treedef = jax.tree.flatten(weights)
+        return cls(tuple(leaves), treedef)
+
+
 class Programs:
     """Compiled steps, and the device state that they hand on to each other. Owned by the engine's thread."""
 
-    def __init__(self, spec: StepSpec, weights: Params, cache: KVCache) -> None:
+    def __init__(self, spec: StepSpec, weights: Params, cache: KVCache, decode_weights: Params | None = None) -> None:
+        """`decode_weights` are the same numbers in the form that decode programs take them, if not in that of all."""
         self.spec = spec
         self._cache = cache
-        leaves, self._treedef = jax.tree.flatten(weights)
-        self._weights = tuple(leaves)
+        self._weights = FlatWeights.of(weights)
+        self._decode_weights = self._weights if decode_weights is None else FlatWeights.of(decode_weights)
         self._whole = NamedSharding(spec.mesh, PartitionSpec())
         self._last_token_B = jax.device_put(np.zeros(spec.num_slots + 1, np.int32), self._whole)
         self._slots = jax.device_put(empty_slots(spec.num_slots + 1, spec.config.vocab_size), self._whole)
@@ -209,14 +223,18 @@ class Programs:
             self._all_allowed[rows] = jax.device_put(self.new_masks(rows), self._whole)
 
     def _compile_one(self, shape: StepShape) -> jax.stages.Compiled:
-        step = make_step(self.spec, shape, self._treedef)
+        weights = self._weights_for(shape)
+        step = make_step(self.spec, shape, weights.treedef)
         packed = jax.ShapeDtypeStruct((self.spec.layout(shape).size,), jnp.int32, sharding=self._whole)
         cache_shardings = jax.tree.map(lambda leaf: leaf.sharding, self._cache)
         whole = self._whole
         out_shardings = (whole, whole, cache_shardings, whole, whole)
         jitted = jax.jit(step, donate_argnums=(1, 2, 3), out_shardings=out_shardings)
         masks = jax.ShapeDtypeStruct(self.new_masks(shape.rows).shape, jnp.int32, sharding=self._whole)
-        return jitted.lower(self._weights, self._cache, self._last_token_B, self._slots, packed, masks).compile()
+        return jitted.lower(weights.leaves, self._cache, self._last_token_B, self._slots, packed, masks).compile()
+
+    def _weights_for(self, shape: StepShape) -> "FlatWeights":
+        return self._weights if shape.tiles else self._decode_weights
 
     def _compile_write_slot(self) -> jax.stages.Compiled:
         packet = jax.ShapeDtypeStruct((PACKET,), jnp.int32, sharding=self._whole)
@@ -252,7 +270,7 @@ class Programs:
         """Dispatch one step and return at once; the tokens, int32[rows, trips], start their way to the host."""
         masks = self._all_allowed[shape.rows] if masks_RW is None else masks_RW
         tokens_RI, logprobs, self._cache, self._last_token_B, self._slots = self._compiled[shape](
-            self._weights, self._cache, self._last_token_B, self._slots, packed, masks
+            self._weights_for(shape).leaves, self._cache, self._last_token_B, self._slots, packed, masks
         )
         tokens_RI.copy_to_host_async()
         return tokens_RI, logprobs
