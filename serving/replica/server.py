@@ -26,6 +26,7 @@ from serving.replica.status import ReplicaState, ReplicaStatus
 from serving.request import Request
 
 NUM_TOKENIZER_THREADS = 2
+NUM_GRAMMAR_THREADS = 2  # of their own: a crowd of grammars, up to some tenths of a second each, holds up nobody else
 POLL_S = 0.05
 
 
@@ -39,6 +40,7 @@ class ReplicaService(ReplicaServicer):
         self._streams: set[GatewayStream] = set()
         self._num_reading = 0
         self._tokenizing = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize")
+        self._compiling = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, thread_name_prefix="grammar")
 
     @property
     def status(self) -> ReplicaStatus:
@@ -85,7 +87,8 @@ class ReplicaService(ReplicaServicer):
 
     async def close(self) -> None:
         """End the engine's thread, then the rest; steps can still arrive until then."""
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._tokenizing, self._compiling):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._table is not None:
             await asyncio.to_thread(self._table.served.engine.stop)  # may wait for the step in progress
             await _poll(lambda: self._engine_state() in (EngineState.STOPPED, EngineState.FAILED))
@@ -104,7 +107,8 @@ class ReplicaService(ReplicaServicer):
         loop = asyncio.get_running_loop()
         self._num_reading += request.num_choices
         try:
-            return await loop.run_in_executor(self._tokenizing, table.served.reader.read, request)
+            threads = self._tokenizing if request.grammar is None else self._compiling
+            return await loop.run_in_executor(threads, table.served.reader.read, request)
         finally:
             self._num_reading -= request.num_choices
 

@@ -23,7 +23,7 @@ from tests.engines import PAGE_SIZE, counted, counting_engine
 
 STEP_S = 0.01
 HOUR = 360_000
-LIMITS = Limits(PAGE_SIZE, TILE_TOKENS, max_tiles=4, growth_tokens=0, patience=200)
+LIMITS = Limits(PAGE_SIZE, TILE_TOKENS, max_tiles=4, growth_tokens=0, patience=200, max_trips=4)
 NUM_PAGES, NUM_SLOTS, MAX_WAITING = 120, 12, 24
 CHECK_EVERY = 25
 

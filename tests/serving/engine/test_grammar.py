@@ -246,6 +246,16 @@ def test_a_grammar_that_is_too_long_is_refused_by_size():
     assert refused.value.param == "guided_regex"
 
 
+def test_a_copy_goes_its_own_way():
+    matcher = compiler().compile(Grammar(GrammarKind.REGEX, "ab|ac"))
+    assert matcher.accept(allowed(matcher)[0])
+    other = matcher.copy()
+    here = allowed(matcher)
+    assert len(here) == 2 and allowed(other) == here
+    assert matcher.accept(here[0]) and other.accept(here[1])
+    assert matcher.is_stopped and other.is_stopped
+
+
 def test_models_that_cannot_are_said():
     with pytest.raises(InvalidRequest, match="no token that ends an answer"):
         GrammarCompiler(tokenizer().to_str(), WIDTH, []).compile(Grammar(GrammarKind.JSON_OBJECT))

@@ -3,15 +3,19 @@
 import json
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import pytest
 
 from serving.engine.api import EngineState
+from serving.engine.build import TILE_TOKENS
 from serving.engine.loop import MAX_FAILURES, EngineThread
+from serving.engine.plan import Limits
 from serving.errors import EngineFailed, InvalidRequest, Overloaded
 from serving.request import FinishReason, SamplingParams
-from tests.engines import request, run, tiny_engine
+from tests.engines import PAGE_SIZE, counting_engine, request, run, tiny_engine
 
 LONG = SamplingParams(temperature=0.0, max_tokens=100)
 
@@ -294,3 +298,22 @@ def test_a_trace_names_the_steps(started, tmp_path):
     assert "engine step" in events
     with pytest.raises(InvalidRequest, match="cannot be written"):
         loop.stop_trace()
+
+
+def test_a_storm_of_aborts_from_many_threads(started):
+    """Each request ends once, whoever was quicker; steps go on meanwhile."""
+    loop, listener = started(counting_engine(Limits(PAGE_SIZE, TILE_TOKENS, 2), max_waiting=2_000))
+
+    def storm(part):
+        names = [f"{part}/{i}" for i in range(300)]
+        for i, name in enumerate(names):
+            loop.submit(request(name, [1] * (1 + i % 40), SamplingParams(max_tokens=1 + i % 30)))
+            if i % 10:
+                loop.abort(names[i - i % 7])
+                loop.abort(name)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(storm, range(4)))
+    listener.wait(lambda: len(listener.ended) == 1_200)
+    reasons = Counter(output.finish_reason for output in listener.ended.values())
+    assert reasons[FinishReason.ABORT] > 900 and not reasons[FinishReason.ERROR]

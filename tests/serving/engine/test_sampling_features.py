@@ -145,3 +145,14 @@ def test_too_many_edits_are_refused_at_submit():
 def test_a_vocabulary_over_four_devices_gives_the_same_answers():
     requests = [request(i, [*PROMPT, i], p) for i, p in enumerate([PENALISED, ALL, STEERED])]
     assert run(tiny_engine(mesh="data=1,tensor=4"), requests) == run(tiny_engine(), requests)
+
+
+def test_biases_over_the_whole_vocabulary():
+    def answer(**params):
+        return run(tiny_engine(), [request("x", PROMPT, SamplingParams(temperature=0.0, max_tokens=5, **params))])["x"]
+
+    forced = tuple((i, 100.0 if i == 7 else -100.0) for i in range(V))
+    assert answer(logit_bias=forced) == ([7] * 5, FinishReason.LENGTH)
+    assert answer(logit_bias=tuple((i, 0.0) for i in range(V))) == answer()
+    steered = answer(logit_bias=forced, banned_token_ids=(7,), stop_token_ids=(8,), min_tokens=3)
+    assert 7 not in steered[0] and 8 not in steered[0][:3]

@@ -80,6 +80,18 @@ async def test_a_field_is_refused_by_name(http, fields, param, words):
     assert param is None or error["param"] == param
 
 
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**400, 1.5, "1", True])
+async def test_a_seed_is_a_number_of_64_bits(http, seed):
+    error = error_of(await http.post(COMPLETIONS, json={"model": FAKE_NAME, "prompt": "abc", "seed": seed}), 400)
+    assert error["param"] in ("seed", None)  # None: no JSON parser here reads numbers of 400 digits
+
+
+@pytest.mark.parametrize("seed", [2**63 - 1, -(2**63), 0])
+async def test_all_seeds_of_64_bits_are_welcome(http, seed):
+    body = {"model": FAKE_NAME, "prompt": "abc", "seed": seed, "n": 2}
+    assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+
+
 @pytest.mark.parametrize("wrong", [6, -1, True, "1"])
 async def test_completions_tell_at_most_five_rivals(http, wrong):
     body = {"model": FAKE_NAME, "prompt": "abc", "logprobs": wrong}

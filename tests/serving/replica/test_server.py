@@ -2,13 +2,15 @@
 
 import asyncio
 import sys
-from collections import defaultdict
+import threading
+from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from serving.engine.build import TILE_TOKENS
+from serving.engine.grammar import GrammarCompiler
 from serving.engine.loop import MAX_FAILURES, EngineThread
 from serving.engine.plan import Limits
 from serving.replica import convert
@@ -167,6 +169,39 @@ async def test_more_requests_than_places_are_refused():
         served = await read_until_finished(call, [0, 1, 2])
     assert refused[3][2][0].error.code == "queue_full"
     assert [served[handle][2][0].reason for handle in range(3)] == ["length"] * 3
+
+
+async def test_a_crowd_of_grammars_holds_up_nobody_else(monkeypatch):
+    compiled = threading.Event()
+    monkeypatch.setattr(GrammarCompiler, "compile", lambda self, grammar: compiled.wait(10) and None)
+    grammars = [submit(handle, grammar=pb.Grammar(kind="regex", source="a")) for handle in range(1, 9)]
+    async with running_replica() as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[*grammars, submit(9)]))
+        assert await read_until_finished(call, [9])
+        compiled.set()
+        await read_until_finished(call, range(1, 9))
+
+
+async def test_thousands_wait_and_most_of_them_give_up():
+    """On one stream. What is over the limit is refused, and each ends once. (The engine's own test has 10,000.)"""
+    engine = FakeEngineLoop(num_slots=64)
+    engine.go.clear()
+    config = EngineConfig("nowhere", num_slots=64, max_waiting=1_900)
+    async with running_replica(engine, config=config) as replica, raw_stream(replica.address) as call:
+        for start in range(0, 2_000, 500):
+            await call.write(pb.ClientBatch(submits=[submit(h, max_tokens=2) for h in range(start, start + 500)]))
+        num_accepted, ends = 0, Counter()
+        while num_accepted + ends.total() < 2_000:
+            batch = await call.read()
+            num_accepted += len(batch.accepted)
+            ends += Counter(finished.reason for finished in batch.finished)
+        assert (num_accepted, ends) == (1_964, {"error": 36})
+        await call.write(pb.ClientBatch(cancels=range(400, 2_000)))
+        engine.go.set()
+        while ends.total() < 2_000:
+            ends += Counter(finished.reason for finished in (await call.read()).finished)
+        await until(lambda: replica.service._num_requests() == 0)
+    assert ends["length"] + ends["abort"] == 1_964 and ends["length"] >= 400
 
 
 async def test_an_engine_that_fails_fails_its_requests():
