@@ -3,6 +3,7 @@
 #   make test             all tests                               PYTHON=python3.12 make test
 #   make check            format, lint, types, import contracts, generated code
 #   make bench            one JSON line of figures
+#   make peers            tables beside vLLM and llama.cpp (installs them; hours)
 #   make lock / proto     renew the lock files / the generated gRPC code
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 PROTO := serving/replica/proto/replica.proto
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
 
-.PHONY: serve chat test test-fast check bench lock proto
+.PHONY: serve chat test test-fast check bench peers lock proto
 
 serve: $(VENV)/.installed
 	@$(BIN)/podstream serve --port $(PORT)
@@ -51,6 +52,9 @@ check: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.bench.serve
+
+peers: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.bench.peers
 
 proto: $(VENV)/.installed-dev
 	$(call PROTOC,.)

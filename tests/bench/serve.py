@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import platform
+import random
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from rich.console import Console
 from podstream.home import environment, home
 from podstream.importing import ensure_demo_model
 from tests.bench.host import host_microseconds_per_step
-from tests.bench.load import run_level
+from tests.bench.load import Ask, random_prompt, run_level
 
 PROMPT, OUTPUT = 128, 128
 REQUESTS = {1: 3, 8: 24, 32: 64}
@@ -34,7 +35,7 @@ class Server:
     """One `podstream serve`, ready when entered; `start_s` says how long that took."""
 
     def __init__(self, checkpoint: Path, compile_cache: str, extra: list[str]) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         flags = ["--port", str(self.port), "--compile-cache", compile_cache, *extra]
         self._command = [sys.executable, "-m", "podstream", "serve", str(checkpoint), *flags]
@@ -76,15 +77,16 @@ def main() -> None:
     print(json.dumps(_report(cold, warm, levels, metrics)))
 
 
-def _measure(server: Server, streams: int) -> dict[str, float]:
+def _measure(server: Server, streams: int) -> dict[str, float | None]:
     model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
-    requests = REQUESTS.get(streams, 2 * streams)
-    level = asyncio.run(run_level(server.url, model, streams, requests, PROMPT, OUTPUT)).summary()
+    rng = random.Random(streams)
+    asks = [Ask(random_prompt(rng, PROMPT), OUTPUT) for _ in range(REQUESTS.get(streams, 2 * streams))]
+    level = asyncio.run(run_level(server.url, model, streams, asks)).summary()
     console.print(level)
     return level
 
 
-def _report(cold: Server, warm: Server, levels: list[dict[str, float]], metrics: str) -> dict[str, object]:
+def _report(cold: Server, warm: Server, levels: list[dict[str, float | None]], metrics: str) -> dict[str, object]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     compiles = next(line.split()[-1] for line in metrics.splitlines() if line.startswith("podstream:compiles_after"))
     return {
@@ -102,7 +104,7 @@ def _report(cold: Server, warm: Server, levels: list[dict[str, float]], metrics:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
