@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from serving.engine.api import SequenceOutput
+from serving.engine.step import FlatWeights
 from serving.errors import EngineFailed
 from serving.request import FinishReason, SamplingParams
 from tests.engines import CONFIG, GREEDY, PAGE_SIZE, request, run, tiny_engine
@@ -43,10 +44,11 @@ def damaged(monkeypatch):
     def make(**changes):
         engine = tiny_engine(**changes)
         programs = engine._programs
-        params = tree.tree_unflatten(programs._treedef, programs._weights)
-        leaf = params["embed"]["embedding"]
-        params["embed"]["embedding"] = leaf.at[DAMAGED].set(jnp.nan)
-        monkeypatch.setattr(programs, "_weights", tuple(tree.tree_leaves(params)))
+        for name in ("_weights", "_decode_weights"):
+            flat = getattr(programs, name)
+            params = tree.tree_unflatten(flat.treedef, flat.leaves)
+            params["embed"]["embedding"] = params["embed"]["embedding"].at[DAMAGED].set(jnp.nan)
+            monkeypatch.setattr(programs, name, FlatWeights.of(params))
         return engine
 
     return make
