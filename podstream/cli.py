@@ -67,6 +67,7 @@ def serve(
     compile_cache: opt.CompileCache = _ENGINE.compile_cache,
     crash_folder: opt.CrashFolder = _ENGINE.crash_folder,
     decode_steps: opt.DecodeSteps = _ENGINE.decode_steps,
+    speculate: opt.Speculate = _ENGINE.speculate,
     max_queued: opt.MaxQueued = _GATEWAY.max_queued,
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
     drain_s: opt.DrainS = _GATEWAY.drain_s,
@@ -82,7 +83,7 @@ def serve(
     crash_folder = crash_folder or str(home() / "crashes")
     engine = EngineConfig(
         path or "", name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype,
+        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, speculate,
     )  # fmt: skip
     gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
@@ -109,6 +110,7 @@ def replica(
     compile_cache: opt.CompileCache = _ENGINE.compile_cache,
     crash_folder: opt.CrashFolder = _ENGINE.crash_folder,
     decode_steps: opt.DecodeSteps = _ENGINE.decode_steps,
+    speculate: opt.Speculate = _ENGINE.speculate,
     drain_s: opt.DrainS = _REPLICA.drain_s,
     follow_parent: opt.FollowParent = False,
 ) -> None:
@@ -117,7 +119,7 @@ def replica(
 
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype,
+        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, speculate,
     )  # fmt: skip
     run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)
 

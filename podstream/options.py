@@ -57,6 +57,14 @@ CrashFolder = Annotated[
 DecodeSteps = Annotated[
     int, typer.Option("--decode-steps", help="Most tokens that one device call gives each stream; 1 for one by one.")
 ]
+Speculate = Annotated[
+    str | None,
+    typer.Option(
+        "--speculate",
+        metavar="ngram:D",
+        help="Guess up to D next tokens from a text's own repetitions, such as ngram:4.",
+    ),
+]
 MaxQueued = Annotated[int, typer.Option("--max-queued", help="Requests in flight; one more gets 429.")]
 MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
 DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
@@ -83,6 +91,7 @@ _ENGINE_FLAGS = {
     "decode_steps": "--decode-steps",
     "quantize": "--quantize",
     "kv_dtype": "--kv-dtype",
+    "speculate": "--speculate",
 }
 _REPLICA_FLAGS = {"address": "--listen", "drain_s": "--drain-s"}
 _GATEWAY_FLAGS = {

@@ -16,6 +16,8 @@ MAX_BODY_BYTES = 32 * MIB  # a body travels to the replica in one gRPC message o
 UNIX_PREFIX = "unix:"
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = DTYPES
+NGRAM = "ngram:"
+MAX_DRAFTS = 15  # a tile of 16 queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,20 @@ class EngineConfig:
     """How weights lie on the device, as `model.quantization` reads it; None keeps the checkpoint's way."""
     kv_dtype: str | None = None
     """Type of cached keys and values, one of `KV_DTYPES`; None takes that of the weights' floats."""
+    speculate: str | None = None
+    """`ngram:D` guesses up to D next tokens of a sequence from its own text, and checks them in one call."""
+
+    @property
+    def max_drafts(self) -> int:
+        """Tokens that may be guessed at once; 0 without speculation."""
+        return 0 if self.speculate is None else int(self.speculate.removeprefix(NGRAM))
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("kv dtype", self.kv_dtype, KV_DTYPES)
         if self.quantize is not None:
             Quantization.parse(self.quantize)
+        _check_speculate(self.speculate)
         _check_positive(self, "num_slots", "page_size", "num_pages", "memory_bytes", "max_seq_len", "chunk_tokens",
                         "max_waiting", "decode_steps")  # fmt: skip
         if self.num_pages and self.max_seq_len and self.num_pages * self.page_size < self.max_seq_len:
@@ -135,6 +145,12 @@ def _check_positive(config: Any, *names: str) -> None:
 def _check_choice(what: str, value: str | None, known: tuple[str, ...]) -> None:
     if value is not None and value not in known:
         raise ConfigError(f"{what} {value!r} is not known; known: {', '.join(known)}.")
+
+
+def _check_speculate(text: str | None) -> None:
+    drafts = "1" if text is None else text.removeprefix(NGRAM)
+    if drafts == text or not (drafts.isascii() and drafts.isdigit() and 1 <= int(drafts[:9]) <= MAX_DRAFTS):
+        raise ConfigError(f"--speculate reads like {NGRAM}4, with 1 to {MAX_DRAFTS} guessed tokens, got {text!r}.")
 
 
 def _check_seconds(config: Any, name: str) -> None:

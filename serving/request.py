@@ -195,6 +195,10 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    """Guessed by speculative decoding."""
+    accepted_tokens: int = 0
+    """Of those, came true."""
 
 
 @dataclass(frozen=True, slots=True)

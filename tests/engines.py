@@ -50,20 +50,21 @@ def tiny_engine(
     pool=None,
     watch=None,
     trips=1,
+    drafts=0,
     **changes,
 ):
     """A new engine with an empty pool of `num_pages`. Programs are compiled once per model and mesh, and the page
     arrays keep what earlier engines left in them, which must not matter. Two engines write into the same arrays:
     run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs are expensive to
     compile: a mesh has three of them, with two slots and one tile. `trips` tokens a decode call where nothing speaks
-    against it."""
-    settings = {"max_waiting": 1024, "overlap": True, "trip_s": 0.0, **changes}
-    programs = _programs(model, mesh)
+    against it, or `drafts` guesses for each row."""
+    settings = {"max_waiting": 1024, "overlap": True, "trip_s": 0.001, "verify_s": 0.001, **changes}
+    programs = _checking_programs(model, mesh, drafts) if drafts else _programs(model, mesh)
     max_tiles = min(max_tiles, max(shape.tiles for shape in programs.shapes))
     return Engine(
         programs if watch is None else watch.over(programs),
         pool or PagePool(num_pages + 1),
-        Limits(PAGE_SIZE, TILE_TOKENS, max_tiles, max_trips=trips),
+        Limits(PAGE_SIZE, TILE_TOKENS, max_tiles, max_trips=trips, max_drafts=drafts),
         eos_token_ids=eos,
         max_seq_len=MAX_SEQ_LEN,
         draw_seed=secrets.randbits,
@@ -88,6 +89,14 @@ def _programs(model, mesh):
     abstract = abstract_params(model, device_mesh, rules, "float32")
     weights = jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), tiny_params(model), abstract)
     return make_programs(config, tiny_card(model), weights, device_mesh, rules, "float32", lambda _: None)
+
+
+@cache
+def _checking_programs(model, mesh, drafts):
+    """With one more, of the most rows, that checks guesses."""
+    programs = _programs(model, mesh)
+    programs.compile((StepShape(0, programs.spec.num_slots, drafts),), lambda _: None, 1)
+    return programs
 
 
 def decode_memory():
@@ -148,12 +157,16 @@ class WrittenPages:
     def new_masks(self, rows):
         return self._programs.new_masks(rows)
 
+    def write_slot(self, packet):
+        self._programs.write_slot(packet)
+
     def run(self, shape, packed, masks=None):
-        fields, pages, tile_rows, _, positions, _ = self.spec.layout(shape).split(packed)
+        fields, pages, tile_rows, _, positions, *_ = self.spec.layout(shape).split(packed)
         decoded = {
             int(pages[row, (at + i) // PAGE_SIZE])
             for row, (at, num_trips) in enumerate(fields[[1, 3]].T)
-            for i in range(num_trips if at >= 0 else 0)
+            for i in range(num_trips + shape.drafts if at >= 0 else 0)
+            if (at + i) // PAGE_SIZE < pages.shape[1]
         }
         prefilled = {
             int(pages[row, at // PAGE_SIZE])

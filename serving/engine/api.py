@@ -84,6 +84,9 @@ class SequenceOutput(NamedTuple):
     """One per token if the request asked, else none."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """If the request asked: of the prompt's tokens, from its second on; in order, before the first token."""
+    drafted_tokens: int = 0
+    """With the end: tokens that were guessed while it ran; of what came true, some may lie behind its end."""
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,12 @@ class StepStats:
     """Prompt tokens that were looked up in the prefix cache, once per request."""
     prefix_cache_hits: int = 0
     """Those that were found."""
+    num_drafts: int = 0
+    """Times that a sequence's guesses were checked."""
+    num_draft_tokens: int = 0
+    """Tokens guessed then."""
+    num_accepted_tokens: int = 0
+    """Those that came true."""
     step_host_s: float = 0.0
     """Seconds that the engine's thread spent in steps, without waiting for the device."""
     step_device_wait_s: float = 0.0

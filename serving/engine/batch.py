@@ -30,28 +30,40 @@ NOT_FINITE = -2
 
 @dataclass(frozen=True, slots=True, order=True)
 class StepShape:
-    """One compiled program: `rows` sequences and `tiles` prefill tiles (0 for a decode step)."""
+    """One compiled program: `rows` sequences and `tiles` prefill tiles (0 for a decode step), or `drafts` guesses for
+    each row of a decode step."""
 
     tiles: int
     rows: int
+    drafts: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its rows alone."""
+        return self.rows * (1 + self.drafts)
 
     def __str__(self) -> str:
+        if self.drafts:
+            return f"verify {self.rows} rows of {self.drafts} guesses"
         return f"mixed {self.rows} rows + {self.tiles} tiles" if self.tiles else f"decode {self.rows} rows"
 
 
-def step_shapes(num_slots: int, max_tiles: int) -> tuple[StepShape, ...]:
-    """All shapes that are compiled: decode rows in powers of two; prefill tiles in powers of two, beside few or all."""
+def step_shapes(num_slots: int, max_tiles: int, max_drafts: int = 0) -> tuple[StepShape, ...]:
+    """All shapes that are compiled: decode rows in powers of two, with and without guesses if there are any; prefill
+    tiles in powers of two, beside few or all."""
     decode = [StepShape(0, rows) for rows in _powers_of_two(num_slots)]
     mixed_rows = sorted({min(8, num_slots), num_slots})
     mixed = [StepShape(tiles, rows) for tiles in _powers_of_two(max_tiles) for rows in mixed_rows]
-    return tuple(decode + mixed)
+    verify = [StepShape(0, rows, max_drafts) for rows in _powers_of_two(num_slots)] if max_drafts else []
+    return tuple(decode + mixed + verify)
 
 
 def choose_shape(plan: StepPlan, shapes: tuple[StepShape, ...], tile_tokens: int) -> StepShape:
     """The smallest shape that holds the plan. A missing one is an error, never a compile in service."""
     rows = len(plan.decode) + len(plan.prefill)
     tiles = sum(pages_for(chunk.length, tile_tokens) for chunk in plan.prefill)
-    fitting = [s for s in shapes if s.rows >= rows and s.tiles >= tiles and bool(s.tiles) == bool(tiles)]
+    kind = bool(tiles), plan.drafts_BD is not None
+    fitting = [s for s in shapes if s.rows >= rows and s.tiles >= tiles and (bool(s.tiles), bool(s.drafts)) == kind]
     if not fitting:
         raise EngineFailed(f"no compiled step shape holds {rows} rows and {tiles} tiles; compiled: {shapes}.")
     return min(fitting)
@@ -62,8 +74,8 @@ ArrayT = TypeVar("ArrayT")
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """Where the fields of one shape's packed vector lie: rows, page rows, tile rows, tile tokens, tile positions, and
-    the next tokens whose log-probabilities are wanted."""
+    """Where the fields of one shape's packed vector lie: rows, page rows, tile rows, tile tokens, tile positions, the
+    next tokens whose log-probabilities are wanted, and guesses."""
 
     shape: StepShape
     pages_per_slot: int
@@ -75,11 +87,12 @@ class BatchLayout:
 
     def _blocks(self) -> tuple[tuple[int, int], ...]:
         R, S, Q = self.shape.rows, self.shape.tiles, self.tile_tokens
-        return (len(ROW_FIELDS), R), (R, self.pages_per_slot), (S, 1), (S, Q), (S, Q), (S, Q)
+        blocks = (len(ROW_FIELDS), R), (R, self.pages_per_slot), (S, 1), (S, Q), (S, Q), (S, Q)
+        return (*blocks, (R, self.shape.drafts))
 
     def split(self, packed: ArrayT) -> tuple[ArrayT, ...]:
         """Views of a packed vector, numpy or traced: fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ,
-        next_SQ."""
+        next_SQ, drafts_RD."""
         views, start = [], 0
         for rows, columns in self._blocks():
             views.append(packed[start : start + rows * columns].reshape(rows, columns))  # type: ignore[index]
@@ -123,7 +136,7 @@ def build_batch(
     """The packed vector of a plan whose sequences all have slots and pages. Rows: decodes first, then chunks."""
     scrap_slot = table.page_indices_BJ.shape[0]
     packed: NDArray[np.int32] = np.zeros(layout.size, np.int32)
-    fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ = layout.split(packed)
+    fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ, drafts_RD = layout.split(packed)
     slot_R, position_R, sample_at_R, num_trips_R, sample_position_R = fields_FR[:_SAMPLING]
     slot_R[:] = scrap_slot
     position_R[:] = sample_at_R[:] = NOTHING
@@ -141,6 +154,8 @@ def build_batch(
     num_trips_R[:num_decode] = slots.num_due(plan.decode, plan.num_trips)
     np.take(settings.values_FB, slot_r, axis=1, out=fields_FR[_SAMPLING:, :num_rows], mode="clip")
     np.take(table.page_indices_BJ, slot_r, axis=0, out=pages_RJ[:num_rows], mode="clip")
+    if plan.drafts_BD is not None:
+        np.take(plan.drafts_BD, slot_r, axis=0, out=drafts_RD[:num_rows], mode="clip")
 
     tile, Q = 0, layout.tile_tokens
     tokens_T, positions_T = tokens_SQ.reshape(-1), positions_SQ.reshape(-1)

@@ -84,7 +84,7 @@ def make_programs(
         decode_kernel=_decode_kernel(mesh, kv_dtype),
         max_trips=config.decode_steps,
     )
-    shapes = step_shapes(config.num_slots, _max_tiles(config))
+    shapes = step_shapes(config.num_slots, _max_tiles(config), config.max_drafts)
 
     def pages(count: int) -> KVCache:
         return abstract_cache(card.config, count + 1, config.page_size, kv_dtype, mesh, rules)  # + the null page
@@ -95,7 +95,7 @@ def make_programs(
         num_pages = config.num_pages or _default_pages(spec, page_bytes)
     else:
         progress("compiling the largest step, to see what memory it needs")
-        hungriest = max(shapes, key=lambda shape: (shape.rows + shape.tiles * TILE_TOKENS, shape))
+        hungriest = max(shapes, key=lambda shape: (shape.num_tokens + shape.tiles * TILE_TOKENS, shape))
         temporaries = Programs(spec, weights, pages(spec.pages_per_slot)).temporaries(hungriest)
         needs = Needs(device_bytes(weights), temporaries, page_bytes, *_useful_pages(spec))
         budget = plan_memory(limit, needs, config.page_size, config.num_pages)
@@ -113,7 +113,13 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
     return Engine(
         programs,
         PagePool(programs.num_pages),
-        Limits(config.page_size, TILE_TOKENS, _max_tiles(config), max_trips=config.decode_steps),
+        Limits(
+            config.page_size,
+            TILE_TOKENS,
+            _max_tiles(config),
+            max_trips=config.decode_steps,
+            max_drafts=config.max_drafts,
+        ),
         eos_token_ids=card.generation.eos_token_ids,
         max_seq_len=_max_seq_len(config, card),
         max_waiting=config.max_waiting,

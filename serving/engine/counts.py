@@ -18,6 +18,9 @@ class EngineCounts:
     prefill_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def count_plan(self, plan: StepPlan) -> None:
         """A plan that is being dispatched."""
@@ -26,6 +29,12 @@ class EngineCounts:
             self.prefill_tokens += chunk.length
             if chunk.is_last and len(chunk.sequence.token_ids) == chunk.sequence.num_prompt:  # not preempted before
                 self.prompt_tokens += chunk.sequence.num_prompt
+
+    def count_drafts(self, num_drafted: int, num_accepted: int) -> None:
+        """One sequence's guesses that a call has checked."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
 
     def count_lookup(self, sequence: Sequence, num_cached: int) -> None:
         """A prompt that was looked up in the prefix cache."""
@@ -42,6 +51,9 @@ class EngineCounts:
             prefill_tokens=self.prefill_tokens,
             prefix_cache_queries=self.prefix_cache_queries,
             prefix_cache_hits=self.prefix_cache_hits,
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
             step_host_s=clock.host_s,
             step_device_wait_s=clock.device_wait_s,
         )

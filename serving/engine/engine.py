@@ -29,6 +29,7 @@ from serving.engine.sequence import INTERACTIVE, NO_SLOT, Sequence
 from serving.engine.siblings import Siblings
 from serving.engine.slot_state import sequence_packets
 from serving.engine.slots import SlotTable
+from serving.engine.speculation import Speculation
 from serving.engine.step import Programs
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import StepRecord, StepRing
@@ -55,10 +56,11 @@ class Engine:
         overlap: bool = True,
         prefix_cache: bool = True,
         trip_s: float | None = None,
+        verify_s: float | None = None,
     ) -> None:
         """`draw_seed(bits)` gives a random seed to a request that names none. `overlap=False` reads every step at once:
-        the reference that the overlapped engine must equal. `trip_s` says how long one token for all takes, instead of
-        a measurement."""
+        the reference that the overlapped engine must equal. `trip_s` says how long one token for all takes, and
+        `verify_s` a call that checks guesses, instead of a measurement."""
         spec = programs.spec
         assert limits.max_trips <= spec.max_trips, "the programs have fewer trips than the planner may ask for"
         self.max_seq_len = min(max_seq_len, pool.num_usable * limits.page_size)
@@ -71,7 +73,8 @@ class Engine:
         self._prefix_cache = prefix_cache
         self._take_pool(pool)
         self._clock = StepClock()
-        self._trip_times = TripTimes(trip_s)
+        self._trip_times, self._verify_times = TripTimes(trip_s), TripTimes(verify_s)
+        self._speculation = Speculation(limits.max_drafts) if limits.max_drafts else None
         self._mask_writer = MaskWriter()
         self.ring = StepRing()
         self._counts = EngineCounts()
@@ -195,9 +198,23 @@ class Engine:
     def _plan(self) -> StepPlan:
         self._num_plans += 1
         trip_s = self._trip_times.estimate(self._slots.num_running)
+        drafts_BD = self._draft(trip_s)
         return plan_step(
-            self._waiting.ranked, self._slots, self._pages, self._limits, self._num_plans, self._num_promoted, trip_s
+            self._waiting.ranked,
+            self._slots,
+            self._pages,
+            self._limits,
+            self._num_plans,
+            self._num_promoted,
+            trip_s,
+            drafts_BD,
         )
+
+    def _draft(self, trip_s: float) -> NDArray[np.int32] | None:
+        """Guesses for the next call; None for a plain one, as when somebody waits."""
+        if self._speculation is None or len(self._waiting) or (self._slots.unfinished_B & ~self._slots.decodes_B).any():
+            return None
+        return self._speculation.draft(self._slots, trip_s, self._verify_times.estimate(self._slots.num_running))
 
     def _commit_plan(self, plan: StepPlan) -> None:
         for sequence in plan.promote:
@@ -250,6 +267,8 @@ class Engine:
         self._counts.count_plan(plan)
         self._slots.num_tokens_B[plan.decode] += self._slots.num_due(plan.decode, plan.num_trips)
         self._slots.unread_B[step.slot_r] = self._slots.grammar_B[step.slot_r]
+        if step.num_drafts_r is not None:  # how many tokens a row has then, the device alone knows
+            self._slots.unread_B[step.slot_r[step.num_drafts_r > 0]] = True
         for chunk in plan.prefill:
             chunk.sequence.num_scheduled += chunk.length
             if chunk.is_last:
@@ -274,6 +293,8 @@ class Engine:
         self._note_time(step, tokens_RI)
         outputs = self._commit_chunks(step, tokens_RI)
         tokens_rI = tokens_RI[step.row_r]
+        if step.num_drafts_r is not None:
+            self._learn(step.num_drafts_r, step.sequences, tokens_rI)
         odd_r, logprobs = step.is_odd(tokens_rI, self._slots), step.read_logprobs()
         plain = list(compress(step.sequences, (~odd_r).tolist()))
         outputs += append_tokens(plain, tokens_rI[~odd_r].T.tolist())
@@ -285,13 +306,36 @@ class Engine:
             if sequence.finish_reason is None
         ]
         self._counts.generation_tokens += len(plain) * step.num_trips + sum(len(output.token_ids) for output in ended)
+        if self._speculation is not None:
+            self._let_go_on(step)
         return outputs + ended
+
+    def _learn(
+        self, num_drafts_r: NDArray[np.int64], sequences: tuple[Sequence, ...], tokens_rI: NDArray[np.int32]
+    ) -> None:
+        num_given_r = np.count_nonzero(tokens_rI >= 0, axis=1)
+        for row in np.flatnonzero((num_drafts_r > 0) & (num_given_r > 0)).tolist():
+            num_drafted, num_accepted = int(num_drafts_r[row]), int(num_given_r[row]) - 1
+            sequences[row].guesses.learn(num_drafted, num_accepted)
+            self._counts.count_drafts(num_drafted, num_accepted)
+
+    def _let_go_on(self, step: InFlight) -> None:
+        """Rows that were held back until this step was read, from where they really are."""
+        if step.num_drafts_r is not None:
+            for sequence in compress(step.sequences, (step.num_drafts_r > 0).tolist()):
+                if sequence.slot != NO_SLOT:
+                    self._slots.num_tokens_B[sequence.slot] = len(sequence.token_ids)
+        mine_r = self._slots.owner_B[step.slot_r] == step.owner_r
+        self._slots.unread_B[step.slot_r[mine_r & self._slots.speculates_B[step.slot_r]]] = False
 
     def _note_time(self, step: InFlight, tokens_RI: NDArray[np.int32]) -> None:
         call_s = self._clock.end_call(step.dispatched_s)
         if not step.prefilled:
             num_trips = int(np.count_nonzero(tokens_RI.max(axis=0) != ENDED))
-            self._trip_times.note(len(step.row_r), call_s, num_trips)
+            if step.num_drafts_r is None:
+                self._trip_times.note(len(step.row_r), call_s, num_trips)
+            else:  # nothing was dispatched meanwhile, so the host's time comes on top
+                self._verify_times.note(len(step.row_r), call_s + self._clock.last_host_s, min(num_trips, 1))
 
     def _commit_chunks(self, step: InFlight, tokens_RI: NDArray[np.int32]) -> list[SequenceOutput]:
         """Publish what prefill has written. Returns what it tells of prompts, and the ends of those who met NaN."""
@@ -361,7 +405,8 @@ class Engine:
             self._leave_slot(sequence)
         elif not self._siblings.remove(sequence):
             self._waiting.remove(sequence)
-        ended = SequenceOutput(sequence.request_id, tokens, reason, error, sequence.num_cached, logprobs)
+        guesses = sequence.guesses.num_drafted, sequence.guesses.num_accepted
+        ended = SequenceOutput(sequence.request_id, tokens, reason, error, sequence.num_cached, logprobs, (), *guesses)
         self._unsaid[sequence.request_id] = ended
         return ended
 

@@ -24,6 +24,8 @@ class Growth:
     """What is left."""
     num_trips: int = 1
     """Tokens for each."""
+    with_drafts: bool = False
+    """Whether there are pages for guesses, too."""
     preempt: tuple[Sequence, ...] = ()
     """Worst rank first."""
 
@@ -31,20 +33,33 @@ class Growth:
 def choose_trips(slots: SlotTable, limits: Limits, trip_s: float) -> int:
     """The most trips that a call may have when nobody waits or prefills and a trip takes `trip_s` seconds.
 
-    One, where some row's tokens must be looked at one by one: a grammar, log-probabilities, many stop ids.
+    One, where some row's tokens must be looked at one by one (a grammar, log-probabilities, many stop ids), or is left
+    out until it has been read.
     """
-    if limits.max_trips == 1 or slots.watched_B.any():
+    if limits.max_trips == 1 or (slots.watched_B | slots.unread_B).any():
         return 1
     return limits.max_trips if trip_s <= 0 else int(max(1, min(limits.max_trips, limits.max_call_s // trip_s)))
 
 
-def plan_growth(slots: SlotTable, pages: PageReader, limits: Limits, max_trips: int = 1) -> Growth:
-    """Pure. As many trips as there are pages for, up to `max_trips`; preempts for the first alone.
+def plan_growth(
+    slots: SlotTable,
+    pages: PageReader,
+    limits: Limits,
+    max_trips: int = 1,
+    num_drafts_B: NDArray[np.int64] | None = None,
+) -> Growth:
+    """Pure. Guesses if there are pages for them, else as many trips as there are pages for, up to `max_trips`; preempts
+    for the first alone.
 
     Pages promised never exceed the free ones plus those that the preempted surely give back.
     """
     decode = slots.decoding()
     num_free, num_tokens_r, num_pages_r = pages.num_free, slots.num_tokens_B[decode], pages.num_pages_B[decode]
+    if num_drafts_B is not None:
+        want_r = num_tokens_r + num_drafts_B[decode]
+        grow = np.repeat(decode, np.maximum(-(-want_r // limits.page_size) - num_pages_r, 0))
+        if len(grow) <= num_free:
+            return Growth(decode, grow, num_free - len(grow), with_drafts=True)
     for num_trips in range(max_trips, 1, -1):
         # The last of these tokens stays without keys and values until it is fed back.
         want_r = num_tokens_r + slots.num_due(decode, num_trips) - 1

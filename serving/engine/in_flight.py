@@ -21,6 +21,8 @@ class InFlight:
     """int32, on its way to the host."""
     num_trips: int
     """Columns of it that can hold tokens."""
+    num_drafts_r: NDArray[np.int64] | None
+    """Guesses of each row that the step checks, if it does."""
     row_r: NDArray[np.intp]
     """Rows whose tokens belong to somebody: decodes, then last chunks."""
     sequences: tuple[Sequence, ...]
@@ -52,7 +54,8 @@ class InFlight:
             slot_r = np.concatenate([slot_r, [plan.prefill[row].sequence.slot for row in last]])
         return cls(
             tokens_RI,
-            plan.num_trips,
+            plan.num_trips if plan.drafts_BD is None else 1 + plan.drafts_BD.shape[1],
+            None if plan.drafts_BD is None else np.count_nonzero(plan.drafts_BD[slot_r] >= 0, axis=1),
             row_r,
             tuple(slots.at(slot_r)),
             slot_r,
@@ -72,6 +75,8 @@ class InFlight:
         """For each of `sequences`, whether more may be due than to append its tokens: it ends or broke down, has left
         its slot, follows a grammar, or asked for more."""
         stops_rK = slots.stop_BK[self.slot_r]
+        if self.num_drafts_r is not None:
+            return np.ones(len(self.slot_r), np.bool_)  # each has as many tokens as guesses were right
         odd_r = self.watched_r | (slots.owner_B[self.slot_r] != self.owner_r)
         for tokens_r in tokens_rI.T:
             odd_r |= (stops_rK == tokens_r[:, None]).any(axis=1) | (tokens_r == NOT_FINITE)

@@ -19,5 +19,5 @@ def append_tokens(sequences: Items[Sequence], tokens_Ir: Items[list[int]]) -> li
         sequence.token_ids.extend(its_tokens)
     names = [sequence.request_id for sequence in sequences]
     cached = [sequence.num_cached for sequence in sequences]
-    fields = zip(names, tokens, repeat(None), repeat(None), cached, repeat(()), repeat(()))
+    fields = zip(names, tokens, repeat(None), repeat(None), cached, repeat(()), repeat(()), repeat(0), repeat(0))
     return list(map(_from_fields, fields))

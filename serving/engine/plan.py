@@ -29,6 +29,8 @@ class Limits:
     """Promoted sequences at a time: the floor of the batch band, in slots."""
     max_trips: int = 1
     """Tokens that one decode call may give a row."""
+    max_drafts: int = 0
+    """Tokens of a sequence that may be guessed for one call."""
     max_call_s: float = 0.02
     """How long a decode call of several trips may take: a newcomer waits for it, and its tokens come in one burst."""
 
@@ -87,7 +89,9 @@ class StepPlan:
     """Slots that decode, rising."""
     prefill: tuple[Chunk, ...] = ()
     num_trips: int = 1
-    """Tokens that each of `decode` gets, unless it ends before; 1 beside prefill."""
+    """Tokens that each of `decode` gets, unless it ends before; 1 beside prefill and guesses."""
+    drafts_BD: NDArray[np.int32] | None = None
+    """By slot, guesses that the call checks, of which the right ones come on top; see `speculation`."""
 
     @property
     def has_work(self) -> bool:

@@ -31,16 +31,24 @@ def plan_step(
     step: int = 0,
     num_promoted: int = 0,
     trip_s: float = math.inf,
+    drafts_BD: NDArray[np.int32] | None = None,
 ) -> StepPlan:
     """`waiting` is in the order of rank; `step` counts plans; `num_promoted` sequences are promoted and have not ended;
-    one token for all takes about `trip_s` seconds.
+    one token for all takes about `trip_s` seconds; `drafts_BD` are guesses by slot, negative where there is none.
 
     Pages promised never exceed the free ones plus those that the preempted surely give back.
     """
     prefilling = slots.prefilling()
     if not (waiting or prefilling):  # the steady state: everyone decodes
-        growth = plan_growth(slots, pages, limits, choose_trips(slots, limits, trip_s))
-        return StepPlan(preempt=growth.preempt, grow=growth.grow, decode=growth.decode, num_trips=growth.num_trips)
+        num_drafts_B = None if drafts_BD is None else np.count_nonzero(drafts_BD >= 0, axis=1)
+        growth = plan_growth(slots, pages, limits, choose_trips(slots, limits, trip_s), num_drafts_B)
+        return StepPlan(
+            preempt=growth.preempt,
+            grow=growth.grow,
+            decode=growth.decode,
+            num_trips=growth.num_trips,
+            drafts_BD=drafts_BD if growth.with_drafts else None,
+        )
     growth = plan_growth(slots, pages, limits)
     gone = set(map(id, growth.preempt))
     running = [sequence for sequence in prefilling if id(sequence) not in gone]
@@ -49,7 +57,7 @@ def plan_step(
     # Whoever was just preempted for pages would be the first to be admitted again.
     may_enter = not growth.preempt and draft.enter(waiting, INTERACTIVE)
     draft.go_on(s for s in running if s.band == BATCH)
-    if may_enter:
+    if may_enter and not draft.preempt:  # who was preempted comes before those who wait
         draft.enter(waiting, BATCH)
     return StepPlan(
         promote=_choose_promoted(waiting, running, limits.patience, step) if num_promoted < limits.max_promoted else (),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kv.page_keys import PageKeys
 from serving.engine.api import EngineRequest
 from serving.engine.edits import NO_EDITS
+from serving.engine.guesses import Guesses
 from serving.request import FinishReason, Priority
 
 NO_SLOT = -1
@@ -52,6 +53,8 @@ class Sequence:
     num_pending: int = 0
     """While it waits: tokens of a step in flight that it was preempted before, and which have not been read."""
     slot: int = NO_SLOT
+    guesses: Guesses = field(default_factory=Guesses)
+    """How its text may go on; used only where the engine speculates."""
     num_published: int = 0
     """Pages, from the first, that the prefix cache knows."""
     was_admitted: bool = False

@@ -35,8 +35,11 @@ class SlotTable:
         """Whether log-probabilities of its tokens are wanted."""
         self.grammar_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         """Whether it follows a grammar: what may come next depends on its newest token."""
+        self.speculates_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        """Whether its next tokens may be guessed: what is asked for needs no look at what came just before."""
         self.unread_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
-        """Of those, whether that token is still on its way: the row skips a step, and the others do not wait for it."""
+        """Of those two, whether tokens are still on their way that the host must know first: the row skips a step, and
+        the others do not wait for it."""
         self.watched_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         """Whether each of its tokens needs a look: log-probabilities, a grammar, more stop ids than columns."""
         self.owner_B: NDArray[np.int64] = np.zeros(num_slots, np.int64)
@@ -61,6 +64,12 @@ class SlotTable:
         if num_trips == 1:
             return 1
         return np.minimum(num_trips, self.max_len_B[slots] - self.num_tokens_B[slots])
+
+    def num_pending(self, slot: int) -> int:
+        """Tokens of an occupied slot that the host has not read yet."""
+        sequence = self.sequences[slot]
+        assert sequence is not None, "a free slot has no tokens"
+        return int(self.num_tokens_B[slot]) - len(sequence.token_ids)
 
     def decoding(self) -> NDArray[np.intp]:
         """Slots that can decode a token."""
@@ -89,6 +98,9 @@ class SlotTable:
         self.batch_B[slot] = sequence.band == BATCH
         self.logprobs_B[slot] = sequence.request.sampling.logprobs is not None
         self.grammar_B[slot] = sequence.request.matcher is not None
+        self.speculates_B[slot] = not (
+            sequence.request.sampling.has_penalties or self.logprobs_B[slot] or self.grammar_B[slot]
+        )
         many_stops = len(sequence.stop_ids) > STOPS
         self.watched_B[slot] = self.logprobs_B[slot] or self.grammar_B[slot] or many_stops
         self.stop_BK[slot] = stop_columns(sequence)
@@ -99,7 +111,7 @@ class SlotTable:
         self.sequences[slot] = None
         self.num_tokens_B[slot] = self.max_len_B[slot] = 0
         self.decodes_B[slot] = self.batch_B[slot] = self.logprobs_B[slot] = False
-        self.grammar_B[slot] = self.unread_B[slot] = self.watched_B[slot] = False
+        self.grammar_B[slot] = self.unread_B[slot] = self.watched_B[slot] = self.speculates_B[slot] = False
         self.owner_B[slot] += 1
         sequence.slot = NO_SLOT
 
@@ -108,7 +120,8 @@ class SlotTable:
         a call gives a row at most `max_trips` tokens."""
         occupied = [slot for slot, sequence in enumerate(self.sequences) if sequence is not None]
         assert sorted([*occupied, *self._free]) == list(range(len(self.sequences))), "slots do not add up"
-        assert not (self.unread_B & ~(self.grammar_B & self.decodes_B)).any(), "a row waits for no token"
+        reads_B = (self.grammar_B | self.speculates_B) & self.decodes_B
+        assert not (self.unread_B & ~reads_B).any(), "a row waits for no token"
         assert not (self.max_len_B[self._free].any() or self.decodes_B[self._free].any()), "a free slot has work"
         for slot, sequence in enumerate(self.sequences):
             if sequence is not None:

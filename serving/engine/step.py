@@ -29,6 +29,7 @@ from serving.engine.sampling import RowSampling, sample
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
 from serving.engine.slots import STOPS
 from serving.engine.trips import ENDED, TripState, run_trips
+from serving.engine.verify import accept, draft_rows
 from sharding.params import bind
 from sharding.tree import Params
 
@@ -72,7 +73,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
         masks_RW: jax.Array,
     ) -> tuple[jax.Array, StepLogprobs, KVCache, jax.Array, SlotState]:
         decoder = bind(spec.config, jax.tree.unflatten(treedef, weights))
-        fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ = layout.split(packed)
+        fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ, drafts_RD = layout.split(packed)
         slot_R, position_R, sample_at_R, num_trips_R = fields_FR[:4]
         rows, stops_RK = row_sampling(fields_FR, masks_RW), fields_FR[-STOPS:].T
 
@@ -103,8 +104,28 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
         def trip(i: jax.Array, state: TripState) -> tuple[jax.Array, RowLogprobs, TripState]:
             return forward(i, state)[:3]
 
+        def verify(state: TripState) -> tuple[jax.Array, RowLogprobs, TripState]:
+            is_sampled_R = (num_trips_R > 0) & (state.newest_R != ENDED)
+            known_RQ = jnp.concatenate([state.newest_R[:, None], drafts_RD], axis=1)
+            R, Q = known_RQ.shape
+            at_RQ = jnp.where(is_sampled_R[:, None] & (known_RQ >= 0), position_R[:, None] + jnp.arange(Q), NOTHING)
+            attend = paged_attention(PagedView((TileGroup(pages_RJ, at_RQ),)), spec.decode_kernel)
+            tokens_T, positions_T = jnp.maximum(known_RQ, 0).reshape(-1), jnp.maximum(at_RQ, 0).reshape(-1)
+            x_TD, cache = decoder.hidden(tokens_T, positions_T, attend, state.cache)
+            logits_TV = decoder.logits(x_TD)
+            chosen_T, logprobs = sample(logits_TV, draft_rows(rows, Q), slots)
+            chosen_RQ = chosen_T.reshape(R, Q)
+            counts_BV = count_chosen(state.counts_BV, slot_R, chosen_RQ[:, 0], rows.counted_R & is_sampled_R)
+            broken_RQ = ~(_is_finite(x_TD) & _is_finite(logits_TV)).reshape(R, Q) & (at_RQ >= 0)
+            tokens_RQ, newest_R = accept(chosen_RQ, drafts_RD, broken_RQ, is_sampled_R, stops_RK)
+            state = TripState(cache, jnp.where(is_sampled_R, newest_R, state.newest_R), counts_BV)
+            return tokens_RQ, jax.tree.map(lambda leaf: leaf[::Q], logprobs), state
+
         state = TripState(cache, last_token_B[slot_R], slots.counts_BV)
-        if shape.tiles:
+        if shape.drafts:
+            tokens_RI, logprobs, state = verify(state)
+            told = StepLogprobs(logprobs)
+        elif shape.tiles:
             tokens_R, logprobs, state, x_TD = forward(jnp.int32(0), state)
             tokens_RI = tokens_R[:, None]
             told = StepLogprobs(logprobs, _prompts(decoder, x_TD[shape.rows :], next_SQ))
@@ -218,7 +239,7 @@ class Programs:
                 future.result()
                 on_done(futures[future])
         self._write_slot, self._empty = writing.result(), emptying.result()
-        self._compiled = {futures[f]: f.result() for f in futures}
+        self._compiled |= {futures[f]: f.result() for f in futures}
         for rows in {shape.rows for shape in shapes}:
             self._all_allowed[rows] = jax.device_put(self.new_masks(rows), self._whole)
 

@@ -18,6 +18,8 @@ class StepClock:
         """Planning, building, dispatching, committing."""
         self.device_wait_s = 0.0
         """Waiting until the tokens of a step are on the host."""
+        self.last_host_s = 0.0
+        """Of the step that ended last."""
         self._now = now
         self._started = self._waited = self._call_ended = 0.0
 
@@ -46,5 +48,6 @@ class StepClock:
         """Host seconds and waiting seconds of this step."""
         host_s = self._now() - self._started - self._waited
         self.host_s += host_s
+        self.last_host_s = host_s
         self.device_wait_s += self._waited
         return host_s, self._waited

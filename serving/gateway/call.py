@@ -113,4 +113,7 @@ class Stopwatch:
 def total_usage(answers: Sequence[Finished]) -> Usage:
     """Of all answers to one prompt, which counts once. What was cached is what the first one found."""
     first = min(answers, key=lambda answer: answer.choice).usage
-    return dataclasses.replace(first, completion_tokens=sum(answer.usage.completion_tokens for answer in answers))
+    summed = ("completion_tokens", "drafted_tokens", "accepted_tokens")
+    return dataclasses.replace(
+        first, **{name: sum(getattr(answer.usage, name) for answer in answers) for name in summed}
+    )

@@ -186,9 +186,14 @@ def _whole(
 
 
 def _usage_fields(usage: Usage) -> dict[str, Any]:
+    predicted = {
+        "accepted_prediction_tokens": usage.accepted_tokens,
+        "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,
+    }
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **({"completion_tokens_details": predicted} if usage.drafted_tokens else {}),
     }

@@ -53,6 +53,11 @@ class ReplicaCollector(Collector):
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found there, and not computed again.", hits)
         yield self._counter("podstream:prefill_tokens", "Tokens computed in prefill.", stats.prefill_tokens)
         yield self._counter("vllm:num_preemptions", "Requests put back to wait.", stats.num_preemptions)
+        drafts, tokens = "Guesses of next tokens that were checked.", "Tokens that were guessed."
+        yield self._counter("vllm:spec_decode_num_drafts", drafts, stats.num_drafts)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", tokens, stats.num_draft_tokens)
+        accepted = "Guessed tokens that came true."
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", accepted, stats.num_accepted_tokens)
         yield self._counter("podstream:steps", "Engine steps.", stats.num_steps)
         failed = "Steps that failed; after some in a row the replica is restarted."
         yield self._counter("podstream:failed_steps", failed, stats.num_failed_steps)

@@ -46,16 +46,23 @@ class Answer:
         self._prompt_only = prompt_only
         self._alignment = Alignment(token_bytes, num_echoed)
         self._completion_tokens = 0
-        self._cached_tokens = 0
+        self._cached_tokens = self._drafted_tokens = self._accepted_tokens = 0
 
     @property
     def usage(self) -> Usage:
-        return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
+        return Usage(
+            self._prompt_tokens,
+            self._completion_tokens,
+            self._cached_tokens,
+            self._drafted_tokens,
+            self._accepted_tokens,
+        )
 
     def push(self, output: SequenceOutput) -> AnswerNews:
         """One step's tokens. A stop string ends the answer before the engine knows; later steps are not pushed."""
         before = self._completion_tokens
         self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
+        self._drafted_tokens, self._accepted_tokens = output.drafted_tokens, output.accepted_tokens
         if self._prompt_only:
             ended = FinishReason.LENGTH if output.finish_reason is FinishReason.STOP else output.finish_reason
             return AnswerNews("", 0, ended)

@@ -121,7 +121,7 @@ def end_from_pb(finished: pb.Finished) -> Finished | ServiceError:
     """A regular end, or the error that took its place."""
     if finished.reason == FinishReason.ERROR:
         return _error_from_pb(finished.error)
-    usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
+    usage = Usage(**{field.name: getattr(finished, field.name) for field in dataclasses.fields(Usage)})
     return Finished(FinishReason(finished.reason), usage)
 
 

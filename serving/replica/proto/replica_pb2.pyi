@@ -165,20 +165,24 @@ class Alternative(_message.Message):
     def __init__(self, token: _Optional[bytes] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("handle", "reason", "prompt_tokens", "completion_tokens", "cached_tokens", "error")
+    __slots__ = ("handle", "reason", "prompt_tokens", "completion_tokens", "cached_tokens", "error", "drafted_tokens", "accepted_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     reason: str
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     error: Error
-    def __init__(self, handle: _Optional[int] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "param", "retry_after_s")
@@ -211,7 +215,7 @@ class Load(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., free_slots: _Optional[int] = ..., total_slots: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("num_steps", "num_preemptions", "num_compiles_after_ready", "prompt_tokens", "generation_tokens", "prefill_tokens", "prefix_cache_queries", "prefix_cache_hits", "step_host_s", "step_device_wait_s", "num_failed_steps")
+    __slots__ = ("num_steps", "num_preemptions", "num_compiles_after_ready", "prompt_tokens", "generation_tokens", "prefill_tokens", "prefix_cache_queries", "prefix_cache_hits", "step_host_s", "step_device_wait_s", "num_failed_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPILES_AFTER_READY_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +227,9 @@ class Counters(_message.Message):
     STEP_HOST_S_FIELD_NUMBER: _ClassVar[int]
     STEP_DEVICE_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
     num_preemptions: int
     num_compiles_after_ready: int
@@ -234,7 +241,10 @@ class Counters(_message.Message):
     step_host_s: float
     step_device_wait_s: float
     num_failed_steps: int
-    def __init__(self, num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_compiles_after_ready: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., step_host_s: _Optional[float] = ..., step_device_wait_s: _Optional[float] = ..., num_failed_steps: _Optional[int] = ...) -> None: ...
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    def __init__(self, num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_compiles_after_ready: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., step_host_s: _Optional[float] = ..., step_device_wait_s: _Optional[float] = ..., num_failed_steps: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -60,7 +60,7 @@ def test_the_packed_vector_holds_the_plan():
     plan = StepPlan(decode=np.array([2]), prefill=(Chunk(chunk, 4, 6),), num_trips=8)
     packed = build_batch(plan, layout, table, slots, settings)
 
-    fields, pages, tile_rows, tokens, positions, following = layout.split(packed)
+    fields, pages, tile_rows, tokens, positions, following, _ = layout.split(packed)
     slot, position, sample_at, num_trips, sample_position, temperature, top_k, top_p, _, *rest = fields
     assert packed.shape == (layout.size,)
     assert slot.tolist() == [2, 0, 4, 4]  # 4 is the scrap slot

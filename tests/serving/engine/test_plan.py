@@ -64,8 +64,8 @@ class World:
     def num_releasable(self, sequence):
         return int(self.num_pages_B[sequence.slot])
 
-    def plan(self, step=0, num_promoted=0, limits=LIMITS, trip_s=0.001):
-        return plan_step(self.waiting, self.slots, self, limits, step, num_promoted, trip_s)
+    def plan(self, step=0, num_promoted=0, limits=LIMITS, trip_s=0.001, drafts=None):
+        return plan_step(self.waiting, self.slots, self, limits, step, num_promoted, trip_s, drafts)
 
 
 def chunks(plan):
@@ -181,6 +181,14 @@ def test_batch_makes_way_when_pages_are_wanted_but_never_in_vain():
     assert not world.plan().preempt, "three pages do not help who needs four"
 
 
+def test_what_preemption_leaves_over_goes_to_no_batch_request_of_a_worse_rank():
+    world = World(num_free=0, num_slots=3)
+    batch = world.decode(30, 8, priority=Priority.BATCH)
+    chat, _ = world.wait(5), world.wait(5, priority=Priority.BATCH)
+    plan = world.plan()
+    assert (plan.preempt, admitted(plan)) == ((batch,), [chat])
+
+
 def test_an_interactive_one_that_does_not_fit_lets_no_batch_pass():
     world = World(4)
     world.wait(40)
@@ -229,6 +237,21 @@ def test_several_trips_take_their_pages_and_no_more_trips_than_there_are_pages_f
     world.num_free = 0
     assert world.plan(limits=LOOPED).num_trips == 1
     assert other.slot in world.plan(limits=LOOPED).decode
+
+
+def test_guesses_get_pages_or_are_left_out_and_never_go_beside_prefill():
+    world = World(num_free=2)
+    one, other = world.decode(8, 2), world.decode(9, 3)
+    drafts = np.full((4, 5), -1, np.int32)
+    drafts[one.slot], drafts[other.slot, :2] = 7, 7
+    plan = world.plan(limits=LOOPED, drafts=drafts)
+    assert (plan.drafts_BD is drafts, plan.num_trips, plan.grow.tolist()) == (True, 1, [one.slot, one.slot])
+    world.num_free = 1
+    plan = world.plan(limits=LOOPED, drafts=drafts)
+    assert plan.drafts_BD is None and plan.num_trips > 1
+    world.num_free = 50
+    world.wait(5)
+    assert world.plan(limits=LOOPED, drafts=drafts).drafts_BD is None
 
 
 def test_one_trip_when_somebody_waits_or_prefills_or_must_be_looked_at():

@@ -40,6 +40,10 @@ def test_usage_is_the_same_streamed_and_whole(answer):
     whole = orjson.loads(answer.whole([Choice(["x"], [], FinishReason.STOP)], usage))
     assert read(answer.usage(usage))["usage"] == whole["usage"]
     assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert "completion_tokens_details" not in whole["usage"], "nothing was guessed"
+    guessed = Usage(3, 4, drafted_tokens=7, accepted_tokens=5)
+    details = orjson.loads(answer.whole([Choice()], guessed))["usage"]["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 2}
     assert read(answer.closing(FinishReason.STOP))["choices"][0]["finish_reason"] == "stop"
 
 

@@ -1,0 +1,32 @@
+"""Guesses: how one sequence may go on, and how often that came true."""
+
+from dataclasses import dataclass, field
+
+from serving.engine.ngrams import NgramIndex
+
+HOPE = 0.7  # how often a guess comes true, as long as nobody knows
+_WEIGHT = 0.25  # of the newest measurement
+
+
+@dataclass(slots=True)
+class Guesses:
+    """Of one sequence."""
+
+    rate: float = HOPE
+    """The chance that a guessed token comes true when those before it did, a running mean."""
+    num_drafted: int = 0
+    """Tokens that were guessed and checked."""
+    num_accepted: int = 0
+    """Those that came true."""
+    ngrams: NgramIndex = field(default_factory=NgramIndex)
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """A call checked `num_drafted` guesses, 1 or more, and the first `num_accepted` were right."""
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+        num_tried = min(num_accepted + 1, num_drafted)
+        self.rate += _WEIGHT * (num_accepted / num_tried - self.rate)
+
+    def expect(self, num_drafted: int) -> float:
+        """How many of so many guesses will be right: those before each must be, too."""
+        return sum(self.rate**i for i in range(1, num_drafted + 1))
