@@ -22,6 +22,7 @@ VOCAB_SIZE = 257
 END_TEXT = "<|end|>"
 FAKE_NAME = "echo"
 PREFIX_CACHE = {"prefix_cache_queries": 40, "prefix_cache_hits": 30}
+GUESSES = {"num_drafts": 5, "num_draft_tokens": 20, "num_accepted_tokens": 13}
 TIMES = {"step_host_s": 1.5, "step_device_wait_s": 4.5}
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -136,7 +137,9 @@ class FakeEngineLoop:
                 self.go.wait()
                 outputs += self._step()
             if outputs:
-                stats = StepStats(num_steps=self.num_steps, generation_tokens=self._num_tokens, **PREFIX_CACHE, **TIMES)
+                stats = StepStats(
+                    num_steps=self.num_steps, generation_tokens=self._num_tokens, **PREFIX_CACHE, **GUESSES, **TIMES
+                )
                 on_step(StepOutput(tuple(outputs), self.load, stats))
 
     def _read_inbox(self):

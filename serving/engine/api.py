@@ -104,18 +104,18 @@ class StepStats:
     """Prompt tokens that were looked up in the prefix cache, once per request."""
     prefix_cache_hits: int = 0
     """Those that were found."""
-    num_drafts: int = 0
-    """Times that a sequence's guesses were checked."""
-    num_draft_tokens: int = 0
-    """Tokens guessed then."""
-    num_accepted_tokens: int = 0
-    """Those that came true."""
     step_host_s: float = 0.0
     """Seconds that the engine's thread spent in steps, without waiting for the device."""
     step_device_wait_s: float = 0.0
     """Seconds that it waited for the tokens of steps."""
     num_failed_steps: int = 0
     """Steps that raised; the engine started anew."""
+    num_drafts: int = 0
+    """Times that a sequence's guesses were checked."""
+    num_draft_tokens: int = 0
+    """Tokens guessed then."""
+    num_accepted_tokens: int = 0
+    """Those that came true."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""TripTimes: how long one trip of a decode call takes, measured, so that the planner can bound a call in seconds."""
+"""TripTimes: how long one trip of a decode call takes, measured, so that the planner can bound a call in seconds, and
+know whether guesses pay."""
 
 import math
 
@@ -6,12 +7,16 @@ _WEIGHT = 0.25  # of the newest measurement
 
 
 class TripTimes:
-    """Owned by the engine's thread. One running mean for each power of two of rows, as the compiled shapes are."""
+    """Owned by the engine's thread. One running mean for each power of two of rows, as the compiled shapes are.
+
+    The first measurement of each is left out: a program's first run also touches memory for the first time.
+    """
 
     def __init__(self, fixed_s: float | None = None) -> None:
         """`fixed_s` is what `estimate` says instead of what was measured."""
         self._fixed_s = fixed_s
         self._mean_s: dict[int, float] = {}
+        self._ran: set[int] = set()
 
     def estimate(self, num_rows: int) -> float:
         """Seconds of a trip with so many rows; infinity as long as nobody knows."""
@@ -21,8 +26,11 @@ class TripTimes:
 
     def note(self, num_rows: int, call_s: float, num_trips: int) -> None:
         """A decode call took so long; one without trips, whose rows had all ended before, says nothing."""
-        if num_trips:
-            size, trip_s = _size(num_rows), call_s / num_trips
+        size = _size(num_rows)
+        if num_trips and size not in self._ran:
+            self._ran.add(size)
+        elif num_trips:
+            trip_s = call_s / num_trips
             self._mean_s[size] = (1 - _WEIGHT) * self._mean_s.get(size, trip_s) + _WEIGHT * trip_s
 
 

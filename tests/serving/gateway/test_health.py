@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.replica.served import ServedModel
-from tests.fakes import FAKE_NAME, PREFIX_CACHE, TIMES, fake_card
+from tests.fakes import FAKE_NAME, GUESSES, PREFIX_CACHE, TIMES, fake_card
 from tests.services import ENGINE_CONFIG, running_app, running_replica, until
 
 
@@ -75,6 +75,8 @@ async def test_metrics_count_requests_and_tokens(http):
     assert samples["vllm:generation_tokens_total", None] == 8
     assert samples["vllm:prefix_cache_queries_total", None] == PREFIX_CACHE["prefix_cache_queries"]
     assert samples["vllm:prefix_cache_hits_total", None] == PREFIX_CACHE["prefix_cache_hits"]
+    for name, count in GUESSES.items():
+        assert samples[f"vllm:spec_decode_{name}_total", None] == count
     assert samples["podstream:step_host_seconds_total", None] == TIMES["step_host_s"]
     assert samples["podstream:step_device_wait_seconds_total", None] == TIMES["step_device_wait_s"]
     assert samples["podstream:slots", None] == 64

@@ -115,7 +115,13 @@ def test_messages_that_are_no_list_are_refused():
 @pytest.mark.parametrize("state", ReplicaState)
 def test_a_status_comes_back(state):
     status = ReplicaStatus(
-        state, "m", 512, 9, "busy", Load(1, 2, 3, 4, 5, 6, 7), StepStats(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 0.25, 9)
+        state,
+        "m",
+        512,
+        9,
+        "busy",
+        Load(1, 2, 3, 4, 5, 6, 7),
+        StepStats(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 0.25, 9, 10, 11, 12),
     )
     assert convert.status_from_pb(convert.status_to_pb(status)) == status
 
