@@ -95,8 +95,10 @@ def make_programs(
         num_pages = config.num_pages or _default_pages(spec, page_bytes)
     else:
         progress("compiling the largest step, to see what memory it needs")
-        hungriest = max(shapes, key=lambda shape: (shape.num_tokens + shape.tiles * TILE_TOKENS, shape))
-        temporaries = Programs(spec, weights, pages(spec.pages_per_slot)).temporaries(hungriest)
+        by_size = sorted(shapes, key=lambda shape: (shape.num_tokens + shape.tiles * TILE_TOKENS, shape))
+        largest = {bool(shape.drafts): shape for shape in by_size}  # which of the two is hungrier, XLA says
+        tried = Programs(spec, weights, pages(spec.pages_per_slot))
+        temporaries = max(tried.temporaries(shape) for shape in largest.values())
         needs = Needs(device_bytes(weights), temporaries, page_bytes, *_useful_pages(spec))
         budget = plan_memory(limit, needs, config.page_size, config.num_pages)
         num_pages = budget.num_pages
