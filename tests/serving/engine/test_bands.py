@@ -228,4 +228,4 @@ def test_deadlines_that_never_come_leave_nothing_behind():
         trace.submit(ask(i, 2, 1, deadline=1e9))
         trace.advance()
     trace.run_to_end()
-    assert len(trace.engine._waiting._deadlines) <= 2 * SPARE
+    assert len(trace.engine._roster.waiting._deadlines) <= 2 * SPARE

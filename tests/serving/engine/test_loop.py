@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
+from serving.engine import commit
 from serving.engine.api import EngineState
 from serving.engine.build import TILE_TOKENS
 from serving.engine.loop import MAX_FAILURES, EngineThread
@@ -169,14 +170,14 @@ def test_a_step_that_fails_while_it_hands_out_tokens_loses_no_end(started, monke
     """One request's end is known already when the next one's token raises."""
     engine = tiny_engine()
     loop, listener = started(engine)
-    commit = engine._commit_odd
+    commit_odd = commit._commit_odd
 
     def broken(sequence, *arguments):
         if sequence.request_id == "second":
             raise MemoryError("host is full")
-        return commit(sequence, *arguments)
+        return commit_odd(sequence, *arguments)
 
-    monkeypatch.setattr(engine, "_commit_odd", broken)
+    monkeypatch.setattr(commit, "_commit_odd", broken)
     short = SamplingParams(temperature=0.0, max_tokens=2)
     loop.submit(request("first", [1, 2, 3], short))
     loop.submit(request("second", [1, 2, 3], short))

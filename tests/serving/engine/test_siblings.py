@@ -70,7 +70,7 @@ def test_whoever_is_aborted_the_others_go_on(alone, gone, step):
         engine.check_integrity()
         told |= {o.request_id: o.finish_reason for o in engine.step() if o.finish_reason}
     assert told == {r.request_id: FinishReason.LENGTH for r in requests if r.request_id != gone}
-    assert engine.load.free_pages == engine.load.total_pages and not len(engine._siblings)
+    assert engine.load.free_pages == engine.load.total_pages and engine.load.num_waiting == 0
 
 
 def test_they_count_as_waiting_and_keep_their_place():
