@@ -33,12 +33,18 @@ class Wanted:
     requests: int | None = None
     """Of each measurement; None: by its size."""
 
+    @property
+    def streams(self) -> set[int]:
+        """How many requests run at once in some measurement: what is warmed up."""
+        traffic = (mixed.INTERACTIVE, mixed.SLOTS) if self.protected_s or self.rates else ()
+        return {*self.levels, *traffic, *((PREFIX_STREAMS,) if self.prefix else ())}
+
 
 def measure(server: Running, wanted: Wanted, batch: Mapping[str, object], round_index: int) -> Iterator[Record]:
     """`batch` are the fields of a request that may wait."""
     seed = f"round {round_index}"
     yield {"kind": "start", "first_token_s": server.first_token_s}
-    for streams in sorted({*wanted.levels, *([PREFIX_STREAMS] if wanted.prefix else [])}):
+    for streams in sorted(wanted.streams):
         _closed_loop(server, f"{seed} warm-up", streams, streams, PROMPT, WARM_UP_OUTPUT)
     for streams in wanted.levels:
         requests = wanted.requests or REQUESTS.get(streams, 2 * streams)

@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from model.gguf_file import read_gguf
 from model.hf_folder import read_hf_folder
 from tests.bench.load import Answer
-from tests.bench.mixed import ANSWERS, PROMPTS, arrivals, is_good
+from tests.bench.mixed import ANSWERS, INTERACTIVE, PROMPTS, SLOTS, arrivals, is_good
+from tests.bench.peer_measure import PREFIX_STREAMS
 from tests.bench.peer_models import DTYPES, gguf_file, hf_folder
-from tests.bench.peers import parse, visits
+from tests.bench.peer_servers import Home, Launch, Other
+from tests.bench.peers import choose, parse, visits
 from tests.model_files import write_tiny_gguf
 
 
@@ -28,6 +31,23 @@ def test_others_are_started_once_for_all_levels():
     assert [(visit.launch.slots, visit.wanted.levels, visit.wanted.prefix) for visit in found] == [(64, (1, 64), False)]
     found = list(visits(False, "float32", parse(["--parts", "prefix"])))
     assert [(visit.launch.slots, visit.wanted.levels, visit.wanted.prefix) for visit in found] == [(8, (), True)]
+
+
+def test_what_runs_at_once_is_warmed_up():
+    every, one = visits(False, "float32", parse(["--levels", "1"]))
+    assert (every.wanted.streams, one.wanted.streams) == ({1, PREFIX_STREAMS}, {INTERACTIVE, SLOTS})
+
+
+def test_any_server_joins_with_a_command():
+    peer = Other("mine", "serve --port {port} --slots {slots} --most {context} --type {dtype}")
+    assert peer.command(Launch("float32", 8, 640), 4_000) == [
+        "sh", "-c", "exec serve --port 4000 --slots 8 --most 640 --type float32",
+    ]  # fmt: skip
+
+
+def test_a_peer_that_is_not_known_is_refused_by_name(tmp_path):
+    with pytest.raises(SystemExit, match="no such peer: nobody; known: podstream, vllm"):
+        choose(parse(["--peers", "podstream,nobody"]), Home(tmp_path, Console()))
 
 
 @settings(max_examples=10)
