@@ -2,9 +2,12 @@
 
 The layout is private to the attention seam: the tokens of a page lie together, one KV head after the other, so that one
 head's part of a page is one run of memory. Keys lie transposed: scores then add up whole rows of a page, as values do.
+
+int8 pages have a scale per token and KV head beside them. fp8 pages (float8_e4m3fn) have none: what exceeds their range
+of 448 is clipped, which keys and values of a model that norms its activations do not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,10 @@ from model.config import ModelConfig
 from sharding.rules import ShardingRules
 
 _AXES = (axes.LAYERS, None, axes.KV_HEADS, None, None)
+_DTYPES = {"fp8": "float8_e4m3fn"}  # all others are called as NumPy calls them
+_SCALE_DTYPE = "bfloat16"  # numbers are rounded after their scale is, so that its rounding adds no error
+_LEAST_SCALE = 2.0**-126  # what is smaller may be flushed to 0, which nothing can be divided by
+_MOST_FP8 = 448.0  # beyond it a cast gives NaN
 
 
 @jax.tree_util.register_dataclass
@@ -23,26 +30,76 @@ class KVCache:
     k_LPKHG: jax.Array
     """Keys after rope. Page 0 is the null page."""
     v_LPKGH: jax.Array
+    k_scale_LPKG: jax.Array | None = None
+    """Of int8 pages only, like the next one."""
+    v_scale_LPKG: jax.Array | None = None
+    widened: str | None = field(default=None, metadata={"static": True})
+    """Type that keys and values of one byte are multiplied in; wider ones are multiplied as they lie."""
 
     @property
     def page_size(self) -> int:
         return int(self.v_LPKGH.shape[3])
 
+    @property
+    def product_dtype(self) -> str:
+        return self.widened or str(self.v_LPKGH.dtype)
+
+    def store(
+        self, layer: jax.Array, pages_T: jax.Array, offsets_T: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array
+    ) -> "KVCache":
+        """The cache with these keys and values, which must be finite, at these places."""
+        k_TKH, k_scale_TK = encode(k_TKH, self.k_LPKHG.dtype)
+        v_TKH, v_scale_TK = encode(v_TKH, self.v_LPKGH.dtype)
+        stored = replace(
+            self,
+            k_LPKHG=self.k_LPKHG.at[layer, pages_T, :, :, offsets_T].set(k_TKH),
+            v_LPKGH=self.v_LPKGH.at[layer, pages_T, :, offsets_T, :].set(v_TKH),
+        )
+        if self.k_scale_LPKG is None or self.v_scale_LPKG is None:
+            return stored
+        return replace(
+            stored,
+            k_scale_LPKG=self.k_scale_LPKG.at[layer, pages_T, :, offsets_T].set(k_scale_TK),
+            v_scale_LPKG=self.v_scale_LPKG.at[layer, pages_T, :, offsets_T].set(v_scale_TK),
+        )
+
+
+def encode(x_TKH: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
+    """Finite numbers as pages of this type hold them, and for int8 their scales, bfloat16[T, K]."""
+    if dtype == jnp.int8:
+        scale_TK = (jnp.max(jnp.abs(x_TKH), axis=-1) / 127).astype(_SCALE_DTYPE)
+        scale_TK = jnp.where(scale_TK > _LEAST_SCALE, scale_TK, jnp.ones_like(scale_TK))
+        numbers_TKH = jnp.round(x_TKH / scale_TK.astype(jnp.float32)[..., None])
+        return jnp.clip(numbers_TKH, -127, 127).astype(dtype), scale_TK
+    if dtype == jnp.float8_e4m3fn:
+        x_TKH = jnp.clip(x_TKH, -_MOST_FP8, _MOST_FP8)
+    return x_TKH.astype(dtype), None
+
 
 def abstract_cache(
-    config: ModelConfig, num_pages: int, page_size: int, dtype: str, mesh: Mesh, rules: ShardingRules
+    config: ModelConfig,
+    num_pages: int,
+    page_size: int,
+    dtype: str,
+    mesh: Mesh,
+    rules: ShardingRules,
+    widened: str = "float32",
 ) -> KVCache:
-    """ShapeDtypeStructs with shardings: KV heads are split as the attention weights are."""
+    """ShapeDtypeStructs with shardings: KV heads are split as the attention weights are.
+
+    `dtype` is float32, bfloat16, int8 or fp8; the last two are multiplied as `widened`.
+    """
     L, K, H = config.num_layers, config.num_kv_heads, config.head_dim
 
-    def describe(shape: tuple[int, ...], names: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
-        whole = [axes.HEAD_DIM if name is None else name for name in names]  # any axis that is never split
+    def describe(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+        # any axis that is never split
+        whole = [axes.HEAD_DIM if name is None else name for name in _AXES[: len(shape)]]
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rules.sharding(mesh, whole))
 
-    return KVCache(
-        k_LPKHG=describe((L, num_pages, K, H, page_size), _AXES),  # type: ignore[arg-type]
-        v_LPKGH=describe((L, num_pages, K, page_size, H), _AXES),  # type: ignore[arg-type]
-    )
+    stored = _DTYPES.get(dtype, dtype)
+    k, v = (describe(shape, stored) for shape in ((L, num_pages, K, H, page_size), (L, num_pages, K, page_size, H)))
+    scale = describe((L, num_pages, K, page_size), _SCALE_DTYPE) if dtype == "int8" else None
+    return KVCache(k, v, scale, scale, widened if jnp.dtype(stored).itemsize == 1 else None)  # type: ignore[arg-type]
 
 
 def make_cache(abstract: KVCache) -> KVCache:

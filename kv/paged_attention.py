@@ -78,11 +78,7 @@ def _store_and_attend(
 ) -> tuple[jax.Array, KVCache]:
     pages_T, offsets_T = _destinations(group, cache.page_size)
     spoilt_TK = jnp.any(~(jnp.isfinite(k_TKH) & jnp.isfinite(v_TKH)), axis=-1)
-    k_TKH, v_TKH = _finite(k_TKH), _finite(v_TKH)
-    cache = KVCache(
-        k_LPKHG=cache.k_LPKHG.at[layer, pages_T, :, :, offsets_T].set(k_TKH.astype(cache.k_LPKHG.dtype)),
-        v_LPKGH=cache.v_LPKGH.at[layer, pages_T, :, offsets_T, :].set(v_TKH.astype(cache.v_LPKGH.dtype)),
-    )
+    cache = cache.store(layer, pages_T, offsets_T, _finite(k_TKH), _finite(v_TKH))
     return _spoil(_attend_tiles(q_TNH, cache, layer, group), spoilt_TK), cache
 
 
@@ -113,7 +109,7 @@ def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: Til
     reps = N // K
     # Rows of one KV head's score matrix: every query of the tile times every query head that shares the KV head.
     q_SKMH = q_TNH.reshape(S, Q, K, reps, H).transpose(0, 2, 1, 3, 4).reshape(S, K, Q * reps, H)
-    q_SKMH = (q_SKMH / jnp.sqrt(jnp.float32(H))).astype(cache.k_LPKHG.dtype)
+    q_SKMH = (q_SKMH / jnp.sqrt(jnp.float32(H))).astype(cache.product_dtype)
     positions_SM = jnp.repeat(group.positions_SQ, reps, axis=1)
     block = max(1, BLOCK_TOKENS // G)
     pages_SJ = _pad_to_multiple(group.pages_SJ, block)
@@ -122,18 +118,18 @@ def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: Til
     def body(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         top_SKM, total_SKM, out_SKMH = carry
         pages_Sj = jax.lax.dynamic_slice_in_dim(pages_SJ, i * block, block, axis=1)
-        k_SKHU = _gather(cache.k_LPKHG, layer, pages_Sj, tokens_axis=4)
-        v_SKUH = _gather(cache.v_LPKGH, layer, pages_Sj, tokens_axis=3)
+        k_SKHU = _gather(cache.k_LPKHG, layer, pages_Sj, tokens_axis=4).astype(q_SKMH.dtype)
+        v_SKUH = _gather(cache.v_LPKGH, layer, pages_Sj, tokens_axis=3).astype(q_SKMH.dtype)
         scores_SKMU = jnp.einsum("SKMH,SKHU->SKMU", q_SKMH, k_SKHU, preferred_element_type=jnp.float32)
+        scores_SKMU = _scaled(scores_SKMU, cache.k_scale_LPKG, layer, pages_Sj)
         keys_U = i * block * G + jnp.arange(block * G)
         seen_S1MU = keys_U <= positions_SM[:, None, :, None]
         scores_SKMU = jnp.where(seen_S1MU, scores_SKMU, MASKED)
         new_top = jnp.maximum(top_SKM, jnp.max(scores_SKMU, axis=-1))
         weights_SKMU = jnp.where(seen_S1MU, jnp.exp(scores_SKMU - new_top[..., None]), 0.0)
         shrink = jnp.exp(top_SKM - new_top)
-        mixed = jnp.einsum(
-            "SKMU,SKUH->SKMH", weights_SKMU.astype(v_SKUH.dtype), v_SKUH, preferred_element_type=jnp.float32
-        )
+        shares_SKMU = _scaled(weights_SKMU, cache.v_scale_LPKG, layer, pages_Sj).astype(v_SKUH.dtype)
+        mixed = jnp.einsum("SKMU,SKUH->SKMH", shares_SKMU, v_SKUH, preferred_element_type=jnp.float32)
         total = total_SKM * shrink + jnp.sum(weights_SKMU, axis=-1)
         return new_top, total, out_SKMH * shrink[..., None] + mixed
 
@@ -144,9 +140,16 @@ def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: Til
     return out_SKMH.reshape(S, K, Q, reps, H).transpose(0, 2, 1, 3, 4).reshape(S * Q, N, H)
 
 
+def _scaled(x_SKMU: jax.Array, scale_LPKG: jax.Array | None, layer: jax.Array, pages_Sj: jax.Array) -> jax.Array:
+    """Times the scale of each token, where there are scales: cheaper here than on every number of its key or value."""
+    if scale_LPKG is None:
+        return x_SKMU
+    return x_SKMU * _gather(scale_LPKG, layer, pages_Sj, tokens_axis=3).astype(jnp.float32)[:, :, None, :]
+
+
 def _gather(pool: jax.Array, layer: jax.Array, pages_Sj: jax.Array, tokens_axis: int) -> jax.Array:
     """Some pages of each tile with their tokens in a row, [S, K, j * G, H] or [S, K, H, j * G]: one matrix, so one
-    large product, per KV head."""
+    large product, per KV head. Of scales [S, K, j * G]."""
     pages = jnp.moveaxis(pool[layer, pages_Sj], 1, tokens_axis - 1)  # S, K, .., j, G, ..
     shape = list(pages.shape)
     shape[tokens_axis - 1 : tokens_axis + 1] = [shape[tokens_axis - 1] * shape[tokens_axis]]

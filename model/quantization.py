@@ -18,12 +18,15 @@ DEFAULT_GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How one array is stored."""
+    """How one array is stored: int8, or int4 in groups."""
 
-    dtype: str
-    """`int8` or `int4`."""
     group: int | None = None
     """Consecutive inputs, along the last input axis, that share a scale; None where all inputs of an output do."""
+
+    @property
+    def dtype(self) -> str:
+        """Type of the stored array; in uint8 two int4 share a byte."""
+        return "int8" if self.group is None else "uint8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,9 @@ class Quantization:
         """Read `int8`, `int4` or `int4:64`; `str` writes it. Raises QuantizationError."""
         kind, colon, group = text.partition(":")
         if kind == "int8" and not colon:
-            return cls(WeightFormat("int8"))
+            return cls(WeightFormat())
         if kind == "int4" and (not colon or group in map(str, GROUPS)):
-            return cls(WeightFormat("int4", int(group or DEFAULT_GROUP)))
+            return cls(WeightFormat(int(group or DEFAULT_GROUP)))
         known = ", ".join(f"int4:{size}" for size in GROUPS)
         raise QuantizationError(
             f"quantisation {text!r} is not known; known: int8, int4 (int4:{DEFAULT_GROUP}), {known}."
@@ -45,7 +48,7 @@ class Quantization:
 
     def __str__(self) -> str:
         group = self.matrices.group
-        return self.matrices.dtype if group is None else f"{self.matrices.dtype}:{group}"
+        return "int8" if group is None else f"int4:{group}"
 
     def format_of(
         self, name: str, shape: Sequence[int], logical_axes: Sequence[str], inputs: Sequence[int]
@@ -57,7 +60,7 @@ class Quantization:
         if not inputs:
             return None
         if axes.VOCAB in logical_axes:
-            return WeightFormat("int8")
+            return WeightFormat()
         group = self.matrices.group
         if group is not None and shape[inputs[-1]] % group:
             raise QuantizationError(

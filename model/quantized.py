@@ -1,9 +1,11 @@
 """Quantised weights: arrays of few bits with float scales, made and multiplied.
 
-The arrays are qwix's `QArray`, and the type of their scales is the type that products compute in. Two of qwix's own
-functions are not used. `qwix.einsum`: beside float activations it multiplies all weights by their scales before the
-product, where one scale per output can be applied to the much smaller result. `qwix.quantize` for int4: it leaves one
-of the 16 numbers unused, which costs more than longer groups do (see ARCHITECTURE.md).
+The arrays are qwix's `QArray`, and the type of their scales is the type that products compute in. What qwix offers
+beyond is used for int8 only. `qwix.einsum`: beside float activations it multiplies all weights by their scales before
+the product, where one scale per output can be applied to the much smaller result. `qwix.quantize` to int4: it leaves
+one of the 16 numbers unused, which costs more than longer groups do (see ARCHITECTURE.md). And arrays of the type int4
+cannot be arguments of programs that are compiled ahead (jax 0.10), so two of them share a byte, uint8: the first half
+of a group lies in the low bits and the second in the high ones.
 """
 
 from collections.abc import Sequence
@@ -14,36 +16,56 @@ import qwix
 
 from model.quantization import WeightFormat
 
+LOWEST = -8  # of int4
+
 
 def quantize(weight: jax.Array, inputs: Sequence[int], form: WeightFormat, dtype: str) -> qwix.QArray:
     """`weight` in `form`, with scales of `dtype`; a scale spans all `inputs` axes, or a group of the last one."""
     weight = weight.astype(jnp.float32)
     if form.group is not None:
-        return _quantize_groups(weight, inputs[-1], form, dtype)
+        return _quantize_groups(weight, inputs[-1], form.group, dtype)
     outputs = [axis for axis in range(weight.ndim) if axis not in inputs]
-    return qwix.quantize(weight, jnp.dtype(form.dtype), channelwise_axes=outputs, scale_dtype=dtype)
+    return qwix.quantize(weight, jnp.int8, channelwise_axes=outputs, scale_dtype=dtype)
 
 
-def _quantize_groups(weight: jax.Array, axis: int, form: WeightFormat, dtype: str) -> qwix.QArray:
+def _quantize_groups(weight: jax.Array, axis: int, group: int, dtype: str) -> qwix.QArray:
     """The extreme of each group becomes the lowest number, so that all of them are used; scales may be negative.
 
     The form of GGUF's Q4_0. Numbers are rounded after the scale is, so that its rounding adds no error.
     """
-    low, high = -8, 7  # of int4, the only type in groups
-    shape = (*weight.shape[:axis], -1, form.group, *weight.shape[axis + 1 :])
-    groups = weight.reshape(shape)
+    groups = weight.reshape(*weight.shape[:axis], -1, group, *weight.shape[axis + 1 :])
     top, bottom = (pick(groups, axis=axis + 1, keepdims=True) for pick in (jnp.max, jnp.min))
     extreme = jnp.where(top > -bottom, top, bottom)
-    scale = jnp.where(extreme == 0, 1.0, extreme / low).astype(dtype)
-    numbers = jnp.clip(jnp.round(groups / scale.astype(jnp.float32)), low, high).astype(form.dtype)
-    return qwix.QArray(numbers.reshape(weight.shape), jnp.squeeze(scale, axis + 1))
+    scale = jnp.where(extreme == 0, 1.0, extreme / LOWEST).astype(dtype)
+    numbers = jnp.clip(jnp.round(groups / scale.astype(jnp.float32)), LOWEST, -LOWEST - 1).astype(jnp.int8)
+    low, high = jnp.split(numbers, 2, axis=axis + 1)
+    packed = jax.lax.bitcast_convert_type((low & 15) | (high << 4), jnp.uint8)
+    return qwix.QArray(_merge(packed, axis), jnp.squeeze(scale, axis + 1), qtype=jnp.int4)
 
 
-def scale_shape(shape: Sequence[int], inputs: Sequence[int], form: WeightFormat) -> tuple[int, ...]:
-    """Shape of the scales that `quantize` makes; each axis is as long as the weight's, or counts groups, or is 1."""
+def _dequantize_groups(weight: qwix.QArray, axis: int) -> jax.Array:
+    """What the numbers mean, in the type of the scales. `axis` is the one with groups."""
+    num_groups, shape = weight.scale.shape[axis], weight.qvalue.shape
+    packed = jax.lax.bitcast_convert_type(weight.qvalue, jnp.int8)
+    packed = packed.reshape(*shape[:axis], num_groups, -1, *shape[axis + 1 :])
+    numbers = jnp.concatenate([(packed << 4) >> 4, packed >> 4], axis=axis + 1)  # shifts to the right keep the sign
+    return _merge(numbers.astype(weight.dtype) * jnp.expand_dims(weight.scale, axis + 1), axis)
+
+
+def _merge(x: jax.Array, axis: int) -> jax.Array:
+    """Axes `axis` and `axis` + 1 as one."""
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def stored_shapes(shape: Sequence[int], inputs: Sequence[int], form: WeightFormat) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the numbers and of the scales that `quantize` makes."""
     if form.group is None:
-        return tuple(1 if axis in inputs else size for axis, size in enumerate(shape))
-    return tuple(size // form.group if axis == inputs[-1] else size for axis, size in enumerate(shape))
+        return tuple(shape), tuple(1 if axis in inputs else size for axis, size in enumerate(shape))
+
+    def divided(by: int) -> tuple[int, ...]:
+        return tuple(size // by if axis == inputs[-1] else size for axis, size in enumerate(shape))
+
+    return divided(2), divided(form.group)
 
 
 def quantized_product(spec: str, x: jax.Array, weight: qwix.QArray) -> jax.Array:
@@ -51,8 +73,9 @@ def quantized_product(spec: str, x: jax.Array, weight: qwix.QArray) -> jax.Array
     operands, out = spec.split("->")
     letters = operands.split(",")[1]
     x = x.astype(weight.dtype)
-    if any(weight.scale.shape[axis] > 1 for axis, letter in enumerate(letters) if letter not in out):
-        return jnp.einsum(spec, x, qwix.dequantize(weight), preferred_element_type=jnp.float32)
+    if weight.qvalue.dtype == jnp.uint8:
+        last_input = max(axis for axis, letter in enumerate(letters) if letter not in out)
+        return jnp.einsum(spec, x, _dequantize_groups(weight, last_input), preferred_element_type=jnp.float32)
     product = jnp.einsum(spec, x, weight.qvalue.astype(weight.dtype), preferred_element_type=jnp.float32)
     kept = "".join(letter for letter in out if letter in letters)
     scale = jnp.einsum(f"{letters}->{kept}", weight.scale.astype(jnp.float32))  # drops the input axes of length 1

@@ -30,7 +30,7 @@ Quantize = Annotated[
 ]
 KvDtype = Annotated[
     str | None,
-    typer.Option("--kv-dtype", help="Cached keys and values as float32 or bfloat16; default: as --dtype."),
+    typer.Option("--kv-dtype", help="Cached keys and values as float32, bfloat16, int8 or fp8; default: as --dtype."),
 ]
 Slots = Annotated[int, typer.Option("--slots", help="Requests that decode at once.")]
 PageSize = Annotated[int, typer.Option("--page-size", help="Tokens in a KV page.")]

@@ -15,7 +15,7 @@ MIB = 1 << 20
 MAX_BODY_BYTES = 32 * MIB  # a body travels to the replica in one gRPC message of at most twice this
 UNIX_PREFIX = "unix:"
 DTYPES = ("float32", "bfloat16")
-KV_DTYPES = DTYPES
+KV_DTYPES = (*DTYPES, "int8", "fp8")
 NGRAM = "ngram:"
 MAX_DRAFTS = 15  # a tile of 16 queries
 

@@ -15,7 +15,7 @@ from model import axes
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.quantization import Quantization, WeightFormat
-from model.quantized import scale_shape
+from model.quantized import stored_shapes
 from sharding.rules import ShardingRules
 from sharding.tree import Names, Params, at, put
 
@@ -78,8 +78,9 @@ def abstract_params(
         if (form := formats.get(names)) is None:
             put(params, names, describe(spec, spec.shape, dtype))
         else:
-            put(params, (*names, "qvalue"), describe(spec, spec.shape, form.dtype))
-            put(params, (*names, "scale"), describe(spec, scale_shape(spec.shape, spec.inputs, form), dtype))
+            numbers, scales = stored_shapes(spec.shape, spec.inputs, form)
+            put(params, (*names, "qvalue"), describe(spec, numbers, form.dtype))
+            put(params, (*names, "scale"), describe(spec, scales, dtype))
     return params
 
 

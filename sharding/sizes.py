@@ -1,4 +1,4 @@
-"""Bytes of arrays. An int4 takes half a byte on every back end here, which `itemsize` does not know."""
+"""Bytes of arrays."""
 
 from collections.abc import Sequence
 from math import prod
@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 def array_bytes(shape: Sequence[int], dtype: Any) -> int:
     """Bytes of an array on a device; shape and type may be those of one shard."""
-    bits = 4 if dtype == jnp.int4 else 8 * jnp.dtype(dtype).itemsize
-    return -(-prod(shape) * bits // 8)
+    return prod(shape) * int(jnp.dtype(dtype).itemsize)
 
 
 def num_bytes(tree: Any) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from kv.page_pool import PagePool
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
+from model.quantization import Quantization
 from serving.config import EngineConfig
 from serving.engine.api import EngineRequest
 from serving.engine.batch import StepShape, step_shapes
@@ -20,9 +21,11 @@ from serving.engine.trips import ENDED
 from serving.request import SamplingParams
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params, init_params
+from sharding.quantize import quantize_onto
 from sharding.rules import choose_rules
 from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
+from sharding.tree import names_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PAGE_SIZE = 4
@@ -51,15 +54,17 @@ def tiny_engine(
     watch=None,
     trips=1,
     drafts=0,
+    formats=(None, None),
     **changes,
 ):
     """A new engine with an empty pool of `num_pages`. Programs are compiled once per model and mesh, and the page
     arrays keep what earlier engines left in them, which must not matter. Two engines write into the same arrays:
     run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs are expensive to
     compile: a mesh has three of them, with two slots and one tile. `trips` tokens a decode call where nothing speaks
-    against it, or `drafts` guesses for each row."""
+    against it, or `drafts` guesses for each row. `formats` are those of weights and
+    cache."""
     settings = {"max_waiting": 1024, "overlap": True, "trip_s": 0.001, "verify_s": 0.001, **changes}
-    programs = _checking_programs(model, mesh, drafts) if drafts else _programs(model, mesh)
+    programs = _checking_programs(model, mesh, drafts) if drafts else _programs(model, mesh, *formats)
     max_tiles = min(max_tiles, max(shape.tiles for shape in programs.shapes))
     return Engine(
         programs if watch is None else watch.over(programs),
@@ -73,8 +78,8 @@ def tiny_engine(
 
 
 @cache
-def _programs(model, mesh):
-    slots, tiles = (4, 2) if mesh == ONE_DEVICE else (2, 1)
+def _programs(model, mesh, quantize=None, kv_dtype=None):
+    slots, tiles = (2 if quantize else 4, 2) if mesh == ONE_DEVICE else (2, 1)
     config = EngineConfig(
         "none",
         mesh=mesh,
@@ -83,11 +88,17 @@ def _programs(model, mesh):
         num_pages=128,
         chunk_tokens=tiles * TILE_TOKENS,
         max_seq_len=MAX_SEQ_LEN,
+        kv_dtype=kv_dtype,
     )
     spec = MeshSpec.parse(mesh)
     device_mesh, rules = make_mesh(spec), choose_rules(model, spec)
     abstract = abstract_params(model, device_mesh, rules, "float32")
     weights = jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), tiny_params(model), abstract)
+    if quantize is not None:
+        quantization = Quantization.parse(quantize)
+        abstract = abstract_params(model, device_mesh, rules, "float32", quantization)
+        copies = ((names_of(path), leaf + 0) for path, leaf in jax.tree.leaves_with_path(weights))
+        weights = quantize_onto(abstract, copies, model, quantization)
     return make_programs(config, tiny_card(model), weights, device_mesh, rules, "float32", lambda _: None)
 
 

@@ -21,6 +21,7 @@ from serving.engine.api import EngineLoop
 from serving.engine.batch import StepShape, step_shapes
 from serving.engine.compile_count import CompileCount
 from serving.engine.engine import Engine
+from serving.engine.format_notes import format_notes
 from serving.engine.loop import EngineThread
 from serving.engine.memory import MIB, Needs, plan_memory
 from serving.engine.plan import Limits
@@ -58,8 +59,12 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
         logger.warning("mesh %s: %s", spec, note)
     mesh = make_mesh(spec)
     dtype = config.dtype or checkpoint.saved_dtype(config.checkpoint)
-    weights = _load_weights(config, card, mesh, rules, dtype, progress)
-    programs = make_programs(config, card, weights, mesh, rules, config.kv_dtype or dtype, progress)
+    quantization = choose_quantization(config.quantize, card.quantization)
+    platform = mesh.devices.flat[0].platform
+    for note in format_notes(platform, quantization, config.kv_dtype or dtype, dtype):
+        logger.warning("%s", note)
+    weights = load_weights(config, card, mesh, rules, dtype, progress)
+    programs = make_programs(config, card, weights, mesh, rules, dtype, progress)
     compiles.mark_ready()
     crash_folder = Path(config.crash_folder) if config.crash_folder else None
     return EngineThread(make_engine(config, card, programs), compiles.after_ready, crash_folder), card
@@ -71,10 +76,12 @@ def make_programs(
     weights: Params,
     mesh: jax.sharding.Mesh,
     rules: ShardingRules,
-    kv_dtype: str,
+    dtype: str,
     progress: Progress,
 ) -> Programs:
-    """The page pool's arrays and all compiled steps, over weights that are on the mesh already."""
+    """The page pool's arrays and all compiled steps, over weights that are on the mesh already; `dtype` is the type of
+    their float numbers."""
+    kv_dtype = config.kv_dtype or dtype
     spec = StepSpec(
         config=card.config,
         mesh=mesh,
@@ -87,7 +94,8 @@ def make_programs(
     shapes = step_shapes(config.num_slots, _max_tiles(config), config.max_drafts)
 
     def pages(count: int) -> KVCache:
-        return abstract_cache(card.config, count + 1, config.page_size, kv_dtype, mesh, rules)  # + the null page
+        num_pages = count + 1  # the null page
+        return abstract_cache(card.config, num_pages, config.page_size, kv_dtype, mesh, rules, widened=dtype)
 
     page_bytes = device_bytes(pages(1)) // 2
     limit = config.memory_bytes or _device_limit(mesh)
@@ -131,7 +139,7 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
     )
 
 
-def _load_weights(
+def load_weights(
     config: EngineConfig, card: ModelCard, mesh: jax.sharding.Mesh, rules: ShardingRules, dtype: str, progress: Progress
 ) -> Params:
     """The weights on the mesh as they lie in the checkpoint, or quantised one after another on their way."""
@@ -145,12 +153,10 @@ def _load_weights(
     abstract = abstract_params(card.config, mesh, rules, dtype, quantization)
     progress(f"loading {card.name}: checking files")
     if quantization is None or card.quantization is not None:
-        weights = checkpoint.load(config.checkpoint, abstract, on_progress=report)
-    else:
-        floats = abstract_params(card.config, mesh, rules, checkpoint.saved_dtype(config.checkpoint))
-        leaves = checkpoint.load_leaves(config.checkpoint, floats, on_progress=report)
-        weights = quantize_onto(abstract, leaves, card.config, quantization)
-    return weights
+        return checkpoint.load(config.checkpoint, abstract, on_progress=report)
+    floats = abstract_params(card.config, mesh, rules, checkpoint.saved_dtype(config.checkpoint))
+    leaves = checkpoint.load_leaves(config.checkpoint, floats, on_progress=report)
+    return quantize_onto(abstract, leaves, card.config, quantization)
 
 
 def _decode_weights(weights: Params, mesh: jax.sharding.Mesh) -> Params | None:

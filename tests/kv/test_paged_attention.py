@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kv.cache import KVCache
+from kv.cache import KVCache, encode
 from kv.paged_attention import PagedView, TileGroup, paged_attention
 from model.attention import dense_attention
 
@@ -22,6 +24,7 @@ def paged(groups, q, k, v, cache, layer):
 
 
 attend = jax.jit(paged)
+encode_int8 = jax.jit(lambda x: encode(x, jnp.dtype("int8")))
 
 
 def random_qkv(rng, tokens):
@@ -117,3 +120,46 @@ def test_the_cache_is_updated_in_place_when_donated():
     pool_bytes = cache.k_LPKHG.nbytes + cache.v_LPKGH.nbytes
     assert memory.alias_size_in_bytes == pool_bytes
     assert memory.temp_size_in_bytes < pool_bytes / 4
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_pages_of_one_byte_equal_dense_attention_over_what_they_mean(dtype):
+    rng = np.random.default_rng(3)
+    q, k, v = random_qkv(rng, 40)
+    sizes_K1 = jnp.asarray([1e-3, 200])[:, None]  # values of one head are small, some of the other exceed fp8
+    v = v * sizes_K1
+    shapes = (2, PAGES, K, H, G), (2, PAGES, K, G, H)
+    scales = [jnp.zeros((2, PAGES, K, G), jnp.bfloat16)] * 2 if dtype == "int8" else [None, None]
+    cache = KVCache(*(jnp.zeros(shape, dtype) for shape in shapes), *scales, widened="float32")
+    pages, outs = page_rows(rng, 1)[0], []
+    for start, end, size in ((0, 33, 8), (33, 40, 1)):
+        group = tiles(pages, start, end - start, size)
+        padded = [
+            jnp.pad(x[start:end], ((0, group.positions_SQ.size - (end - start)), (0, 0), (0, 0))) for x in (q, k, v)
+        ]
+        out, cache = attend((group,), *padded, cache, jnp.int32(1))
+        outs.append(out[: end - start])
+    meant = []
+    for x in (k, v):
+        numbers, scale = encode(x, jnp.dtype(dtype))
+        meant.append(numbers.astype(jnp.float32) * (1 if scale is None else scale.astype(jnp.float32)[..., None]))
+    expected, _ = dense_attention(jnp.zeros(40, int), jnp.arange(40))(q, *meant, None, jnp.int32(0))
+    sizes_N1 = jnp.repeat(sizes_K1, N // K, axis=0)
+    np.testing.assert_allclose(jnp.concatenate(outs) / sizes_N1, expected / sizes_N1, atol=ATOL)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=3, max_size=3))
+def test_int8_pages_are_off_by_half_a_scale_at_most(values):
+    x = np.asarray(values, np.float32)[None, None, :]
+    numbers, scale = encode_int8(x)
+    assert np.all(np.isfinite(np.asarray(scale, np.float32))) and np.all(np.asarray(scale, np.float32) > 0)
+    meant = np.asarray(numbers, np.float64) * np.asarray(scale, np.float64)[..., None]
+    step = float(np.asarray(scale, np.float64)[0, 0]) if np.abs(x).max() > 1e-35 else 1e-35
+    assert np.all(np.abs(meant - x) <= 1.01 * step)
+    assert np.abs(np.asarray(numbers, int)).max() <= 127
+
+
+def test_fp8_pages_clip_what_exceeds_their_range():
+    numbers, _ = encode(jnp.asarray([[[1e9, -500.0, 448.0, 0.3]]]), jnp.float8_e4m3fn)
+    np.testing.assert_array_equal(numbers.astype(jnp.float32), [[[448, -448, 448, 0.3125]]])

@@ -24,10 +24,8 @@ def test_an_unknown_format_is_refused_with_the_known_ones(text):
 
 def test_what_is_quantised_and_how():
     int4 = Quantization.parse("int4:64")
-    assert int4.format_of("out", (9, 64, 576), (axes.HEADS, axes.HEAD_DIM, axes.EMBED), (0, 1)) == WeightFormat(
-        "int4", 64
-    )
-    assert int4.format_of("embedding", (100, 576), (axes.VOCAB, axes.EMBED), (1,)) == WeightFormat("int8")
+    assert int4.format_of("out", (9, 64, 576), (axes.HEADS, axes.HEAD_DIM, axes.EMBED), (0, 1)) == WeightFormat(64)
+    assert int4.format_of("embedding", (100, 576), (axes.VOCAB, axes.EMBED), (1,)) == WeightFormat()
     assert int4.format_of("norm", (576,), (axes.EMBED,), ()) is None
 
 

@@ -4,14 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import qwix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.quantization import WeightFormat
-from model.quantized import quantize, quantized_product, quantized_rows, scale_shape
+from model.quantized import quantize, quantized_product, quantized_rows, stored_shapes
 
-INT8, INT4 = WeightFormat("int8"), WeightFormat("int4", 32)
+INT8, INT4 = WeightFormat(), WeightFormat(32)
 # Spec of the product, shape of the weight, its input axes.
 PRODUCTS = [
     ("TD,DNH->TNH", (64, 3, 4), (0,)),
@@ -30,17 +29,31 @@ def random(shape, seed=0):
 
 def meant(array):
     """What the numbers stand for, in float64, written without qwix."""
-    scale = np.asarray(array.scale, np.float64)
-    for axis, size in enumerate(array.qvalue.shape):
+    numbers, scale = np.asarray(array.qvalue), np.asarray(array.scale, np.float64)
+    if numbers.dtype == np.uint8:
+        numbers = unpacked(numbers, scale.shape)
+    for axis, size in enumerate(numbers.shape):
         scale = np.repeat(scale, size // scale.shape[axis], axis)
-    return np.asarray(array.qvalue).astype(np.float64) * scale
+    return numbers.astype(np.float64) * scale
+
+
+def unpacked(packed, scale_shape):
+    """int4 numbers by loops: byte i of a group of 2 n holds number i in its low bits, n + i in its high ones."""
+    [axis] = [i for i, (size, scales) in enumerate(zip(packed.shape, scale_shape, strict=True)) if size != scales]
+    bytes_per_group = packed.shape[axis] // scale_shape[axis]
+    rows = []
+    for group in np.split(np.moveaxis(packed, axis, 0), scale_shape[axis]):
+        for nibbles in (group & 15, group >> 4):
+            rows += [np.where(row > 7, row.astype(int) - 16, row.astype(int)) for row in nibbles]
+    assert len(rows) == 2 * bytes_per_group * scale_shape[axis]
+    return np.moveaxis(np.stack(rows), 0, axis)
 
 
 @pytest.mark.parametrize("form", [INT8, INT4], ids=["int8", "int4"])
 @pytest.mark.parametrize(("spec", "shape", "inputs"), PRODUCTS)
 def test_a_product_is_that_with_what_the_numbers_mean(form, spec, shape, inputs):
     array = make(random(shape), inputs, form, "float32")
-    assert array.scale.shape == scale_shape(shape, inputs, form)
+    assert (array.qvalue.shape, array.scale.shape) == stored_shapes(shape, inputs, form)
     x = random((3, *(shape[axis] for axis in inputs)), seed=1)
     expected = np.einsum(spec, np.asarray(x, np.float64), meant(array))
     product = jax.jit(quantized_product, static_argnums=0)(spec, x, array)
@@ -73,9 +86,9 @@ def test_no_weight_is_off_by_more_than_its_scale(form, dtype, size, seed):
 
 def test_int4_uses_all_of_its_numbers():
     weight = jnp.linspace(-1.0, 0.875, 32)[:, None]
-    np.testing.assert_array_equal(
-        np.sort(np.unique(np.asarray(make(weight, (0,), INT4, "float32").qvalue))), range(-8, 8)
-    )
+    array = make(weight, (0,), INT4, "float32")
+    numbers = unpacked(np.asarray(array.qvalue), array.scale.shape)
+    np.testing.assert_array_equal(np.unique(numbers), range(-8, 8))
 
 
 def test_the_scales_say_what_products_compute_in():
@@ -83,8 +96,3 @@ def test_the_scales_say_what_products_compute_in():
     assert array.scale.dtype == array.dtype == jnp.bfloat16
     text = str(jax.make_jaxpr(lambda x: quantized_product("TD,DF->TF", x, array))(random((2, 64))))
     assert "bf16[2,64]" in text and "preferred_element_type=float32" in text
-
-
-def test_qwix_reads_what_we_make():
-    array = make(random((64, 3)), (0,), INT4, "float32")
-    np.testing.assert_allclose(qwix.dequantize(array), meant(array), rtol=1e-6)

@@ -13,7 +13,7 @@ from serving.errors import ConfigError
         (EngineConfig, {"checkpoint": "x", "num_slots": 0}, "num_slots must be 1 or more, got 0"),
         (EngineConfig, {"checkpoint": "x", "num_pages": 4, "max_seq_len": 100}, "hold 64 tokens"),
         (EngineConfig, {"checkpoint": "x", "dtype": "int8"}, "dtype 'int8' is not known; known: float32, bfloat16."),
-        (EngineConfig, {"checkpoint": "x", "kv_dtype": "int4"}, "known: float32, bfloat16"),
+        (EngineConfig, {"checkpoint": "x", "kv_dtype": "int4"}, "known: float32, bfloat16, int8, fp8."),
         (GatewayConfig, {"port": 70_000}, "got 70000"),
         (GatewayConfig, {"drain_s": float("nan")}, "drain_s"),
         (GatewayConfig, {"max_body_bytes": 1 << 40}, "at most 33,554,432"),
