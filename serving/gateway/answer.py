@@ -7,6 +7,7 @@ the call wherever it stands, also before the first token.
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -56,7 +57,10 @@ class AnswerResponse(Response):
             choices[event.choice].see(event)
             if isinstance(event, Finished):
                 finished.append(event)
-        return Response(self._format.whole(choices, total_usage(finished)), media_type="application/json")
+        write = partial(self._format.whole, choices, total_usage(finished))
+        # What is said of long prompts is megabytes of JSON, which would hold up all other streams.
+        body = await asyncio.to_thread(write) if any(choice.prompt for choice in choices) else write()
+        return Response(body, media_type="application/json")
 
     async def _send_stream(self, send: Send) -> None:
         await send(_stream_start())

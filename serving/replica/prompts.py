@@ -66,7 +66,7 @@ class PromptReader:
         self._check_steering(request.sampling)
         sampling = self._sampling(request, len(token_ids))
         matcher = None if request.grammar is None else self.grammars.compile(request.grammar)
-        self._check_prompt_logprobs(sampling.prompt_logprobs, len(token_ids))
+        self._check_prompt_logprobs(sampling.prompt_logprobs, len(token_ids), request.num_choices)
         echo = self._pieces(token_ids) if request.echo else ()
         return ReadPrompt(token_ids, sampling, matcher, request.priority, echo, request.prompt_only)
 
@@ -77,12 +77,13 @@ class PromptReader:
         pieces[-1] += detokenizer.finish()
         return tuple(pieces)
 
-    def _check_prompt_logprobs(self, num_top: int | None, num_tokens: int) -> None:
-        count = 0 if num_top is None else (1 + num_top) * num_tokens
+    def _check_prompt_logprobs(self, num_top: int | None, num_tokens: int, num_choices: int) -> None:
+        """Each answer repeats them."""
+        count = 0 if num_top is None else (1 + num_top) * num_tokens * num_choices
         if count > MAX_PROMPT_NUMBERS:
             raise InvalidRequest(
-                f"{_tokens(num_tokens)} with {num_top} rivals each are {count:,} log-probabilities, at most "
-                f"{MAX_PROMPT_NUMBERS:,} are possible; ask for fewer rivals or a shorter prompt.",
+                f"{_tokens(num_tokens)} with {num_top} rivals each are {count:,} log-probabilities in all answers, at "
+                f"most {MAX_PROMPT_NUMBERS:,} are possible; ask for fewer rivals or a shorter prompt.",
                 param="prompt_logprobs",
             )
 

@@ -108,6 +108,6 @@ async def test_more_rivals_for_the_one_than_for_the_other(http):
 async def test_too_many_numbers_are_refused():
     engine = FakeEngineLoop(max_seq_len=MAX_PROMPT_NUMBERS)
     async with running_replica(engine) as replica, running_app(replica.address) as http:
-        response = await http.post(COMPLETIONS, json=body([65] * 30_000, prompt_logprobs=20))
+        response = await http.post(COMPLETIONS, json=body([65] * 15_000, prompt_logprobs=20, n=2))
         assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
-        assert "630,000 log-probabilities, at most 500,000" in response.json()["error"]["message"]
+        assert "630,000 log-probabilities in all answers, at most 500,000" in response.json()["error"]["message"]
