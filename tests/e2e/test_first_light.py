@@ -67,6 +67,25 @@ def test_completions_continue_a_text(server):
     assert "Paris" in text
 
 
+def test_several_answers_are_those_of_single_requests(server):
+    params = {"model": server.model, "messages": STORY, "temperature": 0.9, "max_tokens": 12}
+    answers = server.client.chat.completions.create(**params, n=3, seed=5).choices
+    alone = [server.client.chat.completions.create(**params, seed=5 + i).choices[0] for i in range(3)]
+    assert [answer.message.content for answer in answers] == [answer.message.content for answer in alone]
+    assert len({answer.message.content for answer in answers}) > 1
+
+
+def test_a_prompt_can_be_rated_without_an_answer(server):
+    def rate(prompt):
+        params = {"model": server.model, "prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 1}
+        [choice] = server.client.completions.create(**params).choices
+        assert choice.text == "".join(choice.logprobs.tokens) == prompt
+        assert choice.logprobs.token_logprobs[0] is None
+        return choice.logprobs.token_logprobs[-1]
+
+    assert rate("The capital of France is Paris") > rate("The capital of France is Berlin")
+
+
 def test_a_seed_repeats_an_answer(server):
     def answer(seed):
         return server.client.chat.completions.create(
