@@ -25,7 +25,8 @@ from serving.engine.format_notes import format_notes
 from serving.engine.loop import EngineThread
 from serving.engine.memory import MIB, Needs, plan_memory
 from serving.engine.plan import Limits
-from serving.engine.step import Programs, StepSpec
+from serving.engine.programs import Programs
+from serving.engine.step import StepSpec
 from serving.errors import ConfigError
 from sharding import checkpoint
 from sharding.mesh import make_mesh

@@ -20,11 +20,11 @@ from serving.engine.in_flight import InFlight
 from serving.engine.intake import Intake
 from serving.engine.plan import Limits, StepPlan
 from serving.engine.planner import plan_step
+from serving.engine.programs import Programs
 from serving.engine.roster import Roster
 from serving.engine.sequence import Sequence
 from serving.engine.slot_state import sequence_packets
 from serving.engine.speculation import Speculation
-from serving.engine.step import Programs
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import StepRecord, StepRing
 from serving.engine.trip_times import TripTimes

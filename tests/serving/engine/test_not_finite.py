@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serving.engine.api import SequenceOutput
-from serving.engine.step import FlatWeights
+from serving.engine.programs import FlatWeights
 from serving.errors import EngineFailed
 from serving.request import FinishReason, SamplingParams
 from tests.engines import CONFIG, GREEDY, PAGE_SIZE, request, run, tiny_engine

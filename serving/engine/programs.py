@@ -1,0 +1,137 @@
+"""Programs: the steps compiled ahead of time, and the device state that they hand on to each other."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from kv.cache import KVCache
+from serving.engine.batch import StepShape
+from serving.engine.masks import ALL_TOKENS, num_words
+from serving.engine.prompt_logprobs import StepLogprobs
+from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
+from serving.engine.step import StepSpec, make_step
+from sharding.tree import Params
+
+
+@dataclass(frozen=True, slots=True)
+class FlatWeights:
+    """Weights as a call takes them: to flatten them each time would cost milliseconds."""
+
+    leaves: tuple[jax.Array, ...]
+    treedef: Any
+
+    @classmethod
+    def of(cls, weights: Params) -> "FlatWeights":
+        leaves, treedef = jax.tree.flatten(weights)
+        return cls(tuple(leaves), treedef)
+
+
+class Programs:
+    """Compiled steps, and the device state that they hand on to each other. Owned by the engine's thread."""
+
+    def __init__(self, spec: StepSpec, weights: Params, cache: KVCache, decode_weights: Params | None = None) -> None:
+        """`decode_weights` are the same numbers in the form that decode programs take them, if not in that of all."""
+        self.spec = spec
+        self._cache = cache
+        self._weights = FlatWeights.of(weights)
+        self._decode_weights = self._weights if decode_weights is None else FlatWeights.of(decode_weights)
+        self._whole = NamedSharding(spec.mesh, PartitionSpec())
+        self._last_token_B = jax.device_put(np.zeros(spec.num_slots + 1, np.int32), self._whole)
+        self._slots = jax.device_put(empty_slots(spec.num_slots + 1, spec.config.vocab_size), self._whole)
+        self._write_slot: jax.stages.Compiled | None = None
+        self._empty: jax.stages.Compiled | None = None
+        self._all_allowed: dict[int, jax.Array] = {}  # by number of rows
+        self._compiled: dict[StepShape, jax.stages.Compiled] = {}
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the cache, the null page included."""
+        return int(self._cache.v_LPKGH.shape[1])
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        return tuple(self._compiled)
+
+    def temporaries(self, shape: StepShape) -> int:
+        """Bytes that one device needs while it runs this shape, beyond weights and cache. The cache may be abstract."""
+        memory = self._compile_one(shape).memory_analysis()
+        assert memory is not None, "every back end here analyses its programs"
+        return int(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+
+    def compile(self, shapes: tuple[StepShape, ...], on_done: Callable[[StepShape], None], num_threads: int) -> None:
+        """Compile every shape before the first request; XLA works outside the GIL, so threads help."""
+        with ThreadPoolExecutor(num_threads, "compile") as pool:
+            writing, emptying = pool.submit(self._compile_write_slot), pool.submit(self._compile_empty)
+            futures = {pool.submit(self._compile_one, shape): shape for shape in shapes}
+            for future in as_completed(futures):
+                future.result()
+                on_done(futures[future])
+        self._write_slot, self._empty = writing.result(), emptying.result()
+        self._compiled |= {futures[f]: f.result() for f in futures}
+        for rows in {shape.rows for shape in shapes}:
+            self._all_allowed[rows] = jax.device_put(self.new_masks(rows), self._whole)
+
+    def _compile_one(self, shape: StepShape) -> jax.stages.Compiled:
+        weights = self._weights_for(shape)
+        step = make_step(self.spec, shape, weights.treedef)
+        packed = jax.ShapeDtypeStruct((self.spec.layout(shape).size,), jnp.int32, sharding=self._whole)
+        cache_shardings = jax.tree.map(lambda leaf: leaf.sharding, self._cache)
+        whole = self._whole
+        out_shardings = (whole, whole, cache_shardings, whole, whole)
+        jitted = jax.jit(step, donate_argnums=(1, 2, 3), out_shardings=out_shardings)
+        masks = jax.ShapeDtypeStruct(self.new_masks(shape.rows).shape, jnp.int32, sharding=self._whole)
+        return jitted.lower(weights.leaves, self._cache, self._last_token_B, self._slots, packed, masks).compile()
+
+    def _weights_for(self, shape: StepShape) -> "FlatWeights":
+        return self._weights if shape.tiles else self._decode_weights
+
+    def _compile_write_slot(self) -> jax.stages.Compiled:
+        packet = jax.ShapeDtypeStruct((PACKET,), jnp.int32, sharding=self._whole)
+        jitted = jax.jit(write_slot, donate_argnums=0, out_shardings=self._whole)
+        return jitted.lower(self._slots, packet).compile()
+
+    def _compile_empty(self) -> jax.stages.Compiled:
+        state = (self._cache, self._last_token_B, self._slots)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+
+        def empty() -> tuple[KVCache, jax.Array, SlotState]:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        return jax.jit(empty, out_shardings=shardings).lower().compile()
+
+    def reset(self) -> None:
+        """Empty device state, in place of what a failed step has taken with it or left half written. Waits for it, and
+        raises what the device raises."""
+        assert self._empty is not None, "compile() comes first"
+        for leaf in jax.tree.leaves((self._cache, self._last_token_B, self._slots)):
+            if not leaf.is_deleted():
+                leaf.delete()  # first, since there may be no room for both
+        self._cache, self._last_token_B, self._slots = jax.block_until_ready(self._empty())
+
+    def new_masks(self, rows: int) -> NDArray[np.int32]:
+        """int32[rows, words] that allow everything; see `masks`."""
+        return np.full((rows, num_words(self.spec.config.vocab_size)), ALL_TOKENS, np.int32)
+
+    def run(
+        self, shape: StepShape, packed: NDArray[np.int32], masks_RW: NDArray[np.int32] | None = None
+    ) -> tuple[jax.Array, StepLogprobs]:
+        """Dispatch one step and return at once; the tokens, int32[rows, trips], start their way to the host."""
+        masks = self._all_allowed[shape.rows] if masks_RW is None else masks_RW
+        tokens_RI, logprobs, self._cache, self._last_token_B, self._slots = self._compiled[shape](
+            self._weights_for(shape).leaves, self._cache, self._last_token_B, self._slots, packed, masks
+        )
+        tokens_RI.copy_to_host_async()
+        return tokens_RI, logprobs
+
+    def write_slot(self, packet: NDArray[np.int32]) -> None:
+        """Dispatch one packet of `slot_packets`; steps that run after it see it."""
+        assert self._write_slot is not None, "compile() comes first"
+        self._slots = self._write_slot(self._slots, packet)
