@@ -3,6 +3,7 @@
 #   make test             all tests                               PYTHON=python3.12 make test
 #   make check            format, lint, types, import contracts, generated code
 #   make bench            one JSON line of figures
+#   make bench-quality    what quantised weights and caches cost in quality, a table and a JSON line
 #   make peers            tables beside vLLM and llama.cpp (installs them; hours)
 #   make lock / proto     renew the lock files / the generated gRPC code
 
@@ -22,7 +23,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 PROTO := serving/replica/proto/replica.proto
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
 
-.PHONY: serve chat test test-fast check bench peers lock proto
+.PHONY: serve chat test test-fast check bench bench-quality peers lock proto
 
 serve: $(VENV)/.installed
 	@$(BIN)/podstream serve --port $(PORT)
@@ -52,6 +53,9 @@ check: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.bench.serve
+
+bench-quality: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.bench.quality
 
 peers: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.bench.peers

@@ -28,6 +28,7 @@ from podstream.importing import ensure_demo_model
 from serving.config import EngineConfig
 from serving.engine.build import load_weights
 from serving.engine.tokenizer import Tokenizer
+from sharding.checkpoint import read_card
 from sharding.mesh import make_mesh
 from sharding.params import bind
 from sharding.rules import choose_rules
@@ -59,7 +60,8 @@ class Format:
 
     @property
     def name(self) -> str:
-        return f"{self.quantize or self.dtype} weights, {self.kv or self.dtype} cache"
+        weights = self.dtype if self.quantize is None else f"{self.quantize} ({self.dtype} scales)"
+        return f"{weights}, cache {self.kv or self.dtype}"
 
 
 FORMATS = (
@@ -198,8 +200,6 @@ def _num_weights(card: ModelCard) -> int:
 def main() -> None:
     console = Console(stderr=True)
     path = ensure_demo_model(home(), console)
-    from sharding.checkpoint import read_card
-
     card = read_card(path)
     rows = []
     for row in measure(path, card):
@@ -210,7 +210,7 @@ def main() -> None:
     )
     for row in rows:
         table.add_row(*(f"{value}" for value in asdict(row).values()))
-    Console().print(table)
+    Console(width=140).print(table)
     json.dump([asdict(row) for row in rows], sys.stdout)
     print()
 

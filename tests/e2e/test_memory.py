@@ -37,3 +37,36 @@ def test_peak_at_load(demo_model, dtype):
     command = [sys.executable, "-c", SCRIPT, str(demo_model), dtype]
     told = subprocess.run(command, capture_output=True, text=True, check=True, env=clean_environment()).stdout
     assert 1.0 < float(told) < 1.5
+
+
+QUANTISED = """
+import re, sys
+from pathlib import Path
+from serving.config import EngineConfig
+from serving.engine.build import load_weights
+from sharding.checkpoint import read_card
+from sharding.mesh import make_mesh
+from sharding.rules import choose_rules
+from sharding.sizes import num_bytes
+from sharding.spec import MeshSpec
+
+def kib(field):
+    return int(re.search(rf"{field}:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+card = read_card(sys.argv[1])
+mesh, rules = make_mesh(MeshSpec()), choose_rules(card.config, MeshSpec())
+before = kib("VmRSS")
+config = EngineConfig(sys.argv[1], quantize=sys.argv[2])
+params = load_weights(config, card, mesh, rules, "float32", lambda _: None)
+print((kib("VmHWM") - before) * 1024, num_bytes(params))
+"""
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantised_at_load_there_are_never_all_floats(demo_model, quantize):
+    command = [sys.executable, "-c", QUANTISED, str(demo_model), quantize]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env=clean_environment()).stdout
+    peak, kept = map(int, told.split())
+    num_weights = 134_515_008
+    assert kept < 1.1 * num_weights
+    assert peak < 4 * num_weights, "less than the floats alone"
