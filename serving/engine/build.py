@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from kv import cpu_attention
 from kv.cache import KVCache, abstract_cache, make_cache
@@ -92,6 +93,7 @@ def make_programs(
         decode_kernel=_decode_kernel(mesh, kv_dtype),
         max_trips=config.decode_steps,
     )
+    forms = _forms(weights, mesh)
     shapes = step_shapes(config.num_slots, _max_tiles(config), config.max_drafts)
 
     def pages(count: int) -> KVCache:
@@ -106,7 +108,7 @@ def make_programs(
         progress("compiling the largest step, to see what memory it needs")
         by_size = sorted(shapes, key=lambda shape: (shape.num_tokens + shape.tiles * TILE_TOKENS, shape))
         largest = {bool(shape.drafts): shape for shape in by_size}  # which of the two is hungrier, XLA says
-        tried = Programs(spec, weights, pages(spec.pages_per_slot))
+        tried = Programs(spec, pages(spec.pages_per_slot), *forms)
         temporaries = max(tried.temporaries(shape) for shape in largest.values())
         needs = Needs(device_bytes(weights), temporaries, page_bytes, *_useful_pages(spec))
         budget = plan_memory(limit, needs, config.page_size, config.num_pages)
@@ -114,7 +116,7 @@ def make_programs(
         for line in budget.lines():
             progress(line)
             logger.info("%s", line)
-    programs = Programs(spec, weights, make_cache(pages(num_pages)), _decode_weights(weights, mesh))
+    programs = Programs(spec, make_cache(pages(num_pages)), *forms)
     _compile(programs, shapes, progress)
     return programs
 
@@ -160,11 +162,18 @@ def load_weights(
     return quantize_onto(abstract, leaves, card.config, quantization)
 
 
-def _decode_weights(weights: Params, mesh: jax.sharding.Mesh) -> Params | None:
-    """On one CPU each layer has its own arrays, which share the memory of the stacked ones: no slice is copied in every
-    step. Other programs keep to stacked layers: they have work enough for a copy to matter little, and compile in a
-    fraction of the time."""
-    return take_layers_apart(weights) if mesh.size == 1 and mesh.devices.flat[0].platform == "cpu" else None
+def _forms(weights: Params, mesh: jax.sharding.Mesh) -> tuple[Params, Params]:
+    """The weights as prefill programs and as decode programs take them, in one memory.
+
+    On one CPU each layer has its own arrays for decode: no slice is copied in every step. Prefill keeps to stacked
+    ones: it has work enough for a copy to matter little, and compiles in a fraction of the time. But not in bfloat16,
+    of which XLA would widen all layers at once.
+    """
+    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
+        return weights, weights
+    apart = take_layers_apart(weights)
+    is_small = any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(weights["layers"]))
+    return (apart if is_small else weights), apart
 
 
 def _compile(programs: Programs, shapes: tuple[StepShape, ...], progress: Progress) -> None:

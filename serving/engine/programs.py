@@ -36,12 +36,12 @@ class FlatWeights:
 class Programs:
     """Compiled steps, and the device state that they hand on to each other. Owned by the engine's thread."""
 
-    def __init__(self, spec: StepSpec, weights: Params, cache: KVCache, decode_weights: Params | None = None) -> None:
-        """`decode_weights` are the same numbers in the form that decode programs take them, if not in that of all."""
+    def __init__(self, spec: StepSpec, cache: KVCache, prefill_weights: Params, decode_weights: Params) -> None:
+        """The same weights twice, in the form that each kind of program takes them."""
         self.spec = spec
         self._cache = cache
-        self._weights = FlatWeights.of(weights)
-        self._decode_weights = self._weights if decode_weights is None else FlatWeights.of(decode_weights)
+        self._prefill_weights = FlatWeights.of(prefill_weights)
+        self._decode_weights = FlatWeights.of(decode_weights)
         self._whole = NamedSharding(spec.mesh, PartitionSpec())
         self._last_token_B = jax.device_put(np.zeros(spec.num_slots + 1, np.int32), self._whole)
         self._slots = jax.device_put(empty_slots(spec.num_slots + 1, spec.config.vocab_size), self._whole)
@@ -90,7 +90,7 @@ class Programs:
         return jitted.lower(weights.leaves, self._cache, self._last_token_B, self._slots, packed, masks).compile()
 
     def _weights_for(self, shape: StepShape) -> "FlatWeights":
-        return self._weights if shape.tiles else self._decode_weights
+        return self._prefill_weights if shape.tiles else self._decode_weights
 
     def _compile_write_slot(self) -> jax.stages.Compiled:
         packet = jax.ShapeDtypeStruct((PACKET,), jnp.int32, sharding=self._whole)

@@ -44,7 +44,7 @@ def damaged(monkeypatch):
     def make(**changes):
         engine = tiny_engine(**changes)
         programs = engine._programs
-        for name in ("_weights", "_decode_weights"):
+        for name in ("_prefill_weights", "_decode_weights"):
             flat = getattr(programs, name)
             params = tree.tree_unflatten(flat.treedef, flat.leaves)
             params["embed"]["embedding"] = params["embed"]["embedding"].at[DAMAGED].set(jnp.nan)
