@@ -31,12 +31,12 @@ serve: $(VENV)/.installed
 chat: $(VENV)/.installed
 	@$(BIN)/podstream chat --url http://127.0.0.1:$(PORT)
 
-# The fast part runs in two processes; the programs of e2e have the machine to themselves.
-FAST = $(BIN)/pytest -m "not e2e" -n 2 --dist loadgroup
+# The fast part runs in two processes, shared out by tests/conftest.py; the slow part has the machine to itself.
+FAST = $(BIN)/pytest -m "not (e2e or slow)" -n 2 --dist loadscope
 
 test: $(VENV)/.installed-dev
 	$(FAST)
-	$(BIN)/pytest -m e2e
+	$(BIN)/pytest -m "e2e or slow"
 
 test-fast: $(VENV)/.installed-dev
 	$(FAST)

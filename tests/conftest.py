@@ -11,9 +11,11 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 --xla_backen
 
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from xdist.scheduler import LoadScopeScheduling
 
 from podstream.home import home
 from podstream.importing import ensure_demo_model
@@ -25,8 +27,13 @@ def demo_model() -> Path:
     return ensure_demo_model(home(), Console(stderr=True))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In two processes: tests that share compiled programs or the CPU kernel stay together, the others go by file."""
-    for item in items:
-        is_engine = item.path.parent.name == "engine" or item.path.name == "test_cpu_attention.py"
-        item.add_marker(pytest.mark.xdist_group("engine" if is_engine else str(item.path)))
+class TogetherScheduling(LoadScopeScheduling):
+    """In two processes: tests that share compiled programs stay together, the others go by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        return "engine" if "/engine/" in path else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TogetherScheduling:
+    return TogetherScheduling(config, log)

@@ -77,6 +77,7 @@ def test_sharded_equals_one_device(expected):
     assert run(tiny_engine(mesh="data=1,tensor=4", trips=8), REQUESTS) == expected
 
 
+@pytest.mark.slow
 def test_what_cannot_be_split_is_replicated_and_the_answers_stay(expected):
     """Over three devices only the MLP can be split: 8 heads, 4 KV heads and a vocabulary of 160 cannot."""
     assert len(choose_rules(CONFIG, MeshSpec(tensor=3)).notes) == 2

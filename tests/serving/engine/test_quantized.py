@@ -7,6 +7,7 @@ from model.config import ModelConfig
 from serving.request import SamplingParams
 from tests.engines import ONE_DEVICE, request, run, tiny_engine
 
+pytestmark = pytest.mark.slow
 MODEL = ModelConfig.tiny(
     num_layers=1, embed_dim=64, head_dim=32, num_heads=8, num_kv_heads=4, mlp_dim=128, tie_embeddings=False
 )
