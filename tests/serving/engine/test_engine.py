@@ -73,6 +73,7 @@ def test_preempted_equals_undisturbed(sampling):
     assert crowded.stats.num_preemptions > 0 == undisturbed.stats.num_preemptions
 
 
+@pytest.mark.slow
 def test_sharded_equals_one_device(expected):
     assert run(tiny_engine(mesh="data=1,tensor=4", trips=8), REQUESTS) == expected
 

@@ -86,7 +86,11 @@ def test_answers_fit_and_stop(ask):
     assert len({text_of(answer) for answer in answers.values()}) > 1
 
 
-@pytest.mark.parametrize("changes", [{}, {"overlap": False}, {"num_pages": 40}, {"mesh": "data=1,tensor=4"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"overlap": False}, {"num_pages": 40}, pytest.param({"mesh": "data=1,tensor=4"}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_together_equals_alone(ask, alone, changes):
     expected = alone([*requests(ask), *PLAIN])
     assert run(tiny_engine(eos=[END_ID], **changes), [*PLAIN, *requests(ask)]) == expected

@@ -142,6 +142,7 @@ def test_too_many_edits_are_refused_at_submit():
     assert not engine.has_work
 
 
+@pytest.mark.slow
 def test_a_vocabulary_over_four_devices_gives_the_same_answers():
     requests = [request(i, [*PROMPT, i], p) for i, p in enumerate([PENALISED, ALL, STEERED])]
     assert run(tiny_engine(mesh="data=1,tensor=4"), requests) == run(tiny_engine(), requests)
