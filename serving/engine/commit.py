@@ -20,9 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 def commit_tokens(
-    step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster, counts: EngineCounts
+    step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster, counts: EngineCounts, *, speculates: bool
 ) -> list[SequenceOutput]:
-    """`tokens_RI` are the step's, as the device gave them. Plain rows get theirs at once, the others a look each."""
+    """`tokens_RI` are the step's, as the device gave them. Plain rows get theirs at once, the others a look each.
+
+    `speculates` says whether the engine makes guesses at all, for which it may have held rows back.
+    """
     outputs = _commit_chunks(step, tokens_RI, roster)
     tokens_rI = tokens_RI[step.row_r]
     if step.num_drafts_r is not None:
@@ -38,7 +41,7 @@ def commit_tokens(
         if sequence.finish_reason is None
     ]
     counts.generation_tokens += len(plain) * step.num_trips + sum(len(output.token_ids) for output in ended)
-    if roster.slots.speculates_B.any():
+    if speculates:
         _let_go_on(step, roster)
     return outputs + ended
 

@@ -144,7 +144,9 @@ class Engine:
         if dispatched is not None:
             tokens_RI = self._clock.wait_for(dispatched.read_tokens)
             self._note_time(dispatched, tokens_RI)
-            outputs += commit_tokens(dispatched, tokens_RI, self._roster, self._counts)
+            outputs += commit_tokens(
+                dispatched, tokens_RI, self._roster, self._counts, speculates=self._speculation is not None
+            )
         self.ring.end(*self._clock.end_step())
         self._roster.say()
         return tuple(outputs)

@@ -89,7 +89,7 @@ class Programs:
         masks = jax.ShapeDtypeStruct(self.new_masks(shape.rows).shape, jnp.int32, sharding=self._whole)
         return jitted.lower(weights.leaves, self._cache, self._last_token_B, self._slots, packed, masks).compile()
 
-    def _weights_for(self, shape: StepShape) -> "FlatWeights":
+    def _weights_for(self, shape: StepShape) -> FlatWeights:
         return self._prefill_weights if shape.tiles else self._decode_weights
 
     def _compile_write_slot(self) -> jax.stages.Compiled:
