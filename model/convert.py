@@ -25,10 +25,8 @@ import numpy as np
 from model.config import ModelConfig
 from model.errors import CheckpointError, UnsupportedModel
 from model.foreign import Array, ForeignModel, LazyTensor
+from model.tree import Names, Params, put
 
-Tree = dict[str, Any]
-TreePath = tuple[str, ...]
-"""Names from the root of the tree to a leaf."""
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
@@ -50,7 +48,7 @@ class Key:
 
     source: str
     theirs: tuple[str, ...]
-    path: TreePath
+    path: Names
     ours: str
     """Dimensions of the tensor once it lies in the leaf; it is transposed if they come in another order."""
     at: tuple[int | slice, ...] = ()
@@ -63,7 +61,7 @@ class Key:
 
 _ALL = slice(None)
 QKV, GATE_UP = ("layers", "attention", "qkv"), ("layers", "mlp", "gate_up")
-MERGED: Mapping[TreePath, str] = {QKV: "DKAH", GATE_UP: "DCF"}
+MERGED: Mapping[Names, str] = {QKV: "DKAH", GATE_UP: "DCF"}
 """Leaves that several tensors make."""
 _IN_LAYER = "model.layers.{layer}."
 KEYS = (
@@ -82,11 +80,11 @@ KEYS = (
 )
 
 
-def expected_shapes(config: ModelConfig) -> Tree:
+def expected_shapes(config: ModelConfig) -> Params:
     """The parameter tree of `config` with a shape tuple in place of each array."""
-    tree: Tree = {}
+    tree: Params = {}
     for path, keys in _leaves(config):
-        _put(tree, path, _leaf_shape(config, keys))
+        put(tree, path, _leaf_shape(config, keys))
     return tree
 
 
@@ -107,17 +105,17 @@ def check_tensors(model: ForeignModel) -> None:
         raise CheckpointError(f"{model.where} does not fit its own config: {'; '.join(problems[:MAX_PROBLEMS])}{more}.")
 
 
-def convert(model: ForeignModel, dtype: str | None = None) -> Tree:
+def convert(model: ForeignModel, dtype: str | None = None) -> Params:
     """The whole parameter tree in memory; arguments and errors are those of `convert_leaves`."""
-    tree: Tree = {}
+    tree: Params = {}
     for path, leaf in convert_leaves(model, dtype):
-        _put(tree, path, leaf)
+        put(tree, path, leaf)
     return tree
 
 
 def convert_leaves(
     model: ForeignModel, dtype: str | None = None, on_progress: Progress | None = None
-) -> Iterator[tuple[TreePath, Array]]:
+) -> Iterator[tuple[Names, Array]]:
     """The leaves of the parameter tree one after another, as NumPy arrays of `dtype`.
 
     `dtype` is `float32` or `bfloat16`; None takes the model's own. A leaf is allocated once and filled tensor by
@@ -140,7 +138,7 @@ def convert_leaves(
         yield path, leaf
 
 
-def _leaves(config: ModelConfig) -> list[tuple[TreePath, list[Key]]]:
+def _leaves(config: ModelConfig) -> list[tuple[Names, list[Key]]]:
     """Every leaf of the tree, and the rows that fill it."""
     keys = [key for key in KEYS if not (key.source == HEAD and config.tie_embeddings)]
     return [(path, list(rows)) for path, rows in groupby(keys, key=lambda key: key.path)]
@@ -163,12 +161,6 @@ def _shape(config: ModelConfig, letters: str) -> tuple[int, ...]:
         "R": heads_per_group, "A": heads_per_group + 2, "C": 2,
     }  # fmt: skip
     return tuple(sizes[letter] for letter in letters)
-
-
-def _put(tree: Tree, path: TreePath, value: Any) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = value
 
 
 def _sources(config: ModelConfig, key: Key) -> list[str]:

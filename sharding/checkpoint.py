@@ -17,10 +17,10 @@ from orbax.checkpoint import v1 as ocp
 
 from model.card import ModelCard
 from model.errors import CheckpointError
+from model.tree import Names, Params, names_of, put
 from sharding.manifest import NAME as MANIFEST_NAME
 from sharding.manifest import Manifest
 from sharding.sizes import array_bytes
-from sharding.tree import Names, Params, names_of, put
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[int, int], None]

@@ -16,8 +16,8 @@ from model.config import ModelConfig
 from model.decoder import Decoder
 from model.quantization import Quantization, WeightFormat
 from model.quantized import stored_shapes
+from model.tree import Names, Params, at, put
 from sharding.rules import ShardingRules
-from sharding.tree import Names, Params, at, put
 
 
 @dataclass(frozen=True, slots=True)

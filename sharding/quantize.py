@@ -14,8 +14,8 @@ from model import axes
 from model.config import ModelConfig
 from model.quantization import Quantization, WeightFormat
 from model.quantized import quantize
+from model.tree import Names, Params, at, put
 from sharding.params import ParamSpec, param_specs, weight_formats
-from sharding.tree import Names, Params, at, put
 
 
 def quantize_onto(

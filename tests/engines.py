@@ -10,6 +10,7 @@ from kv.page_pool import PagePool
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
 from model.quantization import Quantization
+from model.tree import names_of
 from serving.config import EngineConfig
 from serving.engine.api import EngineRequest
 from serving.engine.batch import StepShape, step_shapes
@@ -25,7 +26,6 @@ from sharding.quantize import quantize_onto
 from sharding.rules import choose_rules
 from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
-from sharding.tree import names_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PAGE_SIZE = 4

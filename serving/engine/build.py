@@ -17,6 +17,7 @@ from kv.page_table import pages_for
 from kv.paged_attention import DecodeKernel
 from model.card import ModelCard
 from model.quantization import choose_quantization
+from model.tree import Params
 from serving.config import EngineConfig
 from serving.engine.api import EngineLoop
 from serving.engine.batch import StepShape, step_shapes
@@ -36,7 +37,6 @@ from sharding.quantize import quantize_onto
 from sharding.rules import ShardingRules, choose_rules
 from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
-from sharding.tree import Params
 
 logger = logging.getLogger(__name__)
 

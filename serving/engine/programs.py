@@ -12,12 +12,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from kv.cache import KVCache
+from model.tree import Params
 from serving.engine.batch import StepShape
 from serving.engine.masks import ALL_TOKENS, num_words
 from serving.engine.prompt_logprobs import StepLogprobs
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
 from serving.engine.step import StepSpec, make_step
-from sharding.tree import Params
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
 from model.errors import CheckpointError, QuantizationError
 from model.quantization import Quantization
+from model.tree import names_of, put
 from sharding import checkpoint
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params
@@ -17,7 +18,6 @@ from sharding.quantize import quantize_leaves, quantize_onto
 from sharding.rules import choose_rules
 from sharding.sizes import device_bytes, num_bytes
 from sharding.spec import MeshSpec
-from sharding.tree import names_of, put
 
 # Inputs of 64, 32 (head_dim) and 96: on four devices each has a part of a group of `down`'s three.
 CONFIG = ModelConfig.tiny(embed_dim=64, head_dim=32, num_heads=4, num_kv_heads=4, tie_embeddings=False)
