@@ -46,6 +46,7 @@ def expected():
     return run(tiny_engine(eos=[EOS], prefix_cache=False), requests(9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"overlap": False}, {"trips": 8}, {"num_pages": 60, "trips": 3}], ids=str)
 def test_speculative_equals_plain(expected, changes):
     engine = tiny_engine(eos=[EOS], drafts=D, **changes)
@@ -54,6 +55,7 @@ def test_speculative_equals_plain(expected, changes):
     assert 0 < engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
 def test_a_lonely_stream_takes_fewer_calls(sampling):
     asked = request("x", prompt(5), sampling)
@@ -63,6 +65,7 @@ def test_a_lonely_stream_takes_fewer_calls(sampling):
     assert engine.stats.num_accepted_tokens > 5
 
 
+@pytest.mark.slow
 def test_a_stop_among_the_guesses_ends_the_answer_there():
     [(plain, _)] = run(tiny_engine(), [request("x", prompt(4), GREEDY)]).values()
     for token in set(plain):
@@ -71,6 +74,7 @@ def test_a_stop_among_the_guesses_ends_the_answer_there():
         assert answer == (plain[: plain.index(token) + 1], FinishReason.STOP)
 
 
+@pytest.mark.slow
 def test_a_request_learns_how_its_guesses_went():
     engine = tiny_engine(drafts=D)
     engine.submit(request("x", prompt(5), GREEDY))
@@ -83,6 +87,7 @@ def test_a_request_learns_how_its_guesses_went():
     assert stats.num_drafts <= stats.num_draft_tokens <= D * stats.num_drafts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_traces_under_pressure(expected, seed):
     """Arrivals, aborts, preemption, shared pages: with integrity after every step, and published pages unwritten."""
@@ -108,6 +113,7 @@ def test_random_traces_under_pressure(expected, seed):
     assert pool.num_free == pool.num_usable and engine.stats.num_accepted_tokens > 0
 
 
+@pytest.mark.slow
 def test_nothing_is_guessed_where_it_does_not_pay():
     engine = tiny_engine(drafts=D, verify_s=0.1)
     run(engine, [request("x", prompt(5), GREEDY)])
