@@ -6,7 +6,6 @@ once, and stores the new key and value on its way. It serves one query token per
 which is bound by arithmetic.
 """
 
-import ctypes
 from functools import cache
 from typing import Any
 
@@ -21,18 +20,17 @@ DTYPES = ("float32", "bfloat16")
 
 @cache  # compiled code lives as long as its object
 def _handler(dtype: str) -> Any:
-    from kv.cpu_threads import compile_handler  # Numba takes a second to import
+    from kv.cpu_handlers import compile_handler  # Numba takes a second to import
 
     return compile_handler(dtype)
 
 
 def register(dtype: str) -> None:
     """Make the kernel for pools of this type, one of `DTYPES`, known to XLA in this process."""
+    from model import cpu_calls
+
     handler, _ = _handler(dtype)
-    capsule = ctypes.pythonapi.PyCapsule_New
-    capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    target = capsule(handler.address, None, None)
-    jax.ffi.register_ffi_target(f"podstream_decode_{dtype}", target, platform="cpu")
+    cpu_calls.register(f"podstream_decode_{dtype}", handler.address)
 
 
 def decode_attention(

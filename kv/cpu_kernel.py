@@ -9,13 +9,13 @@ import math
 import numpy as np
 from numba import carray, njit
 
-from kv.cpu_simd import (
+from model.cpu_calls import HEADER_WORDS, NUM_ITEMS, item_done, next_item
+from model.cpu_simd import (
     LANES,
     add_weighted,
     as_bits,
     as_float,
     as_pointer,
-    fetch_add,
     narrow,
     num_bytes,
     prefetch_line,
@@ -23,10 +23,9 @@ from kv.cpu_simd import (
 )
 
 # Words of a job. Addresses are of C-contiguous arrays, sizes count elements.
-QUERIES, NEW_KEYS, NEW_VALUES, KEYS, VALUES, PAGES, POSITIONS, OUT = range(8)
-LAYER, ROWS, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES_PER_ROW, PAGES_IN_POOL = range(8, 16)
-NEXT_ITEM, ITEMS_DONE, USERS = 16, 17, 18  # the counters that threads share
-JOB_WORDS = 19
+QUERIES, NEW_KEYS, NEW_VALUES, KEYS, VALUES, PAGES, POSITIONS, OUT = range(HEADER_WORDS, HEADER_WORDS + 8)
+LAYER, ROWS, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES_PER_ROW, PAGES_IN_POOL = range(OUT + 1, OUT + 9)
+JOB_WORDS = PAGES_IN_POOL + 1
 
 _compiled = njit(fastmath={"contract", "reassoc", "nsz"}, nogil=True, error_model="numpy", cache=True)
 
@@ -159,13 +158,12 @@ def work(address, element):
     job = carray(as_pointer(address), (JOB_WORDS,), np.int64)
     H, R, K = job[HEAD_DIM], job[HEADS] // job[KV_HEADS], job[KV_HEADS]
     positions_S = carray(as_pointer(job[POSITIONS]), (job[ROWS],), np.int32)
-    num_items = job[ROWS] * K
-    item = fetch_add(address + 8 * NEXT_ITEM, 1)
-    if item >= num_items:
+    item = next_item(address)
+    if item >= job[NUM_ITEMS]:
         return
     scores_RU = np.empty((R, job[PAGES_PER_ROW] * job[PAGE_SIZE]), np.float32)
     scaled_RH = np.empty((R, H), np.float32)
-    while item < num_items:
+    while item < job[NUM_ITEMS]:
         s, h = divmod(item, K)
         length = np.int64(positions_S[s]) + 1
         is_whole = True
@@ -175,5 +173,5 @@ def work(address, element):
         if length <= 0 or not is_whole:
             out = carray(as_pointer(job[OUT] + 4 * (s * job[HEADS] + h * R) * H), (R * H,), np.float32)
             out[:] = np.float32(0) if is_whole else np.float32(np.nan)
-        fetch_add(address + 8 * ITEMS_DONE, 1)
-        item = fetch_add(address + 8 * NEXT_ITEM, 1)
+        item_done(address)
+        item = next_item(address)

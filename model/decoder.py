@@ -17,6 +17,7 @@ from model import axes
 from model.attention import Attention, AttentionFn
 from model.config import ModelConfig
 from model.layers import GatedMLP, RMSNorm, product, rope_frequencies, rope_table, weight
+from model.packed import Packed, packed_rows
 from model.quantized import quantized_rows
 
 
@@ -44,6 +45,8 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_T: jax.Array) -> jax.Array:
         table = self.embedding.get_value()
+        if isinstance(table, Packed):
+            return packed_rows(table, tokens_T)
         return quantized_rows(table, tokens_T) if isinstance(table, QArray) else table[tokens_T].astype(jnp.float32)
 
     def logits(self, x_RD: jax.Array) -> jax.Array:
@@ -108,7 +111,7 @@ class Decoder(nnx.Module):
             for index, state in enumerate(states):
                 carry, _ = traced_once(carry, (state, jnp.int32(index)))
         else:
-            carry, _ = jax.lax.scan(body, carry, (states, jnp.arange(config.num_layers, dtype=jnp.int32)))
+            carry, _ = _scan(body, carry, states, config.num_layers)
         return carry
 
     def logits(self, x_RD: jax.Array) -> jax.Array:
@@ -122,6 +125,22 @@ class Decoder(nnx.Module):
             return nnx.split(self.layers)
         definitions, states = zip(*map(nnx.split, self.layers), strict=True)
         return definitions[0], list(states)
+
+
+def _scan(body: Any, carry: Any, states: Any, num_layers: int) -> Any:
+    """`jax.lax.scan` over layers. A packed weight is not sliced: its products are told the layer."""
+    leaves, treedef = jax.tree.flatten(states, is_leaf=lambda leaf: isinstance(leaf, Packed))
+    packed = [leaf if isinstance(leaf, Packed) else None for leaf in leaves]
+    sliced = [None if isinstance(leaf, Packed) else leaf for leaf in leaves]
+
+    def one_layer(carry: Any, inputs: Any) -> Any:
+        slices, layer = inputs
+        chosen = [
+            whole.of_layer(layer) if whole is not None else part for whole, part in zip(packed, slices, strict=True)
+        ]
+        return body(carry, (jax.tree.unflatten(treedef, chosen), layer))
+
+    return jax.lax.scan(one_layer, carry, (sliced, jnp.arange(num_layers, dtype=jnp.int32)))
 
 
 def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> DecoderLayer:

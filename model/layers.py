@@ -14,6 +14,7 @@ from qwix import QArray
 
 from model import axes
 from model.config import ModelConfig, RopeScaling
+from model.packed import Packed, packed_product
 from model.quantized import quantized_product
 
 
@@ -31,11 +32,13 @@ def weight(
 
 
 def product(spec: str, x: jax.Array, weight: nnx.Param[jax.Array]) -> jax.Array:
-    """`jnp.einsum` of activations with a weight, float32 out. The weight may be quantised."""
+    """`jnp.einsum` of activations with a weight, float32 out. The weight may be quantised, or packed for a CPU."""
     _check_inputs(spec, weight)
     w = weight.get_value()
     if isinstance(w, QArray):
         return quantized_product(spec, x, w)
+    if isinstance(w, Packed):
+        return packed_product(x, w)
     x = x.astype(w.dtype)
     if w.dtype == jnp.bfloat16 and x.shape[0] == 1:  # a CPU is eleven times faster with two rows than with one
         return jnp.einsum(spec, jnp.repeat(x, 2, axis=0), w, preferred_element_type=jnp.float32)[:1]

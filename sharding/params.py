@@ -1,6 +1,6 @@
 """Shapes, shardings and random values of a model's parameters, all from the one definition in `model.decoder`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from qwix import QArray
 from model import axes
 from model.config import ModelConfig
 from model.decoder import Decoder
+from model.packed import can_pack, pack
 from model.quantization import Quantization, WeightFormat
 from model.quantized import stored_shapes
 from model.tree import Names, Params, at, put
@@ -90,6 +91,27 @@ def init_params(config: ModelConfig, seed: int = 0) -> Params:
     params: Params = {}
     for names, param in _flat(state):
         put(params, names, param[...])
+    return params
+
+
+def pack_onto(leaves: Iterable[tuple[Names, jax.Array]], config: ModelConfig) -> Params:
+    """Parameters whose products run in the CPU's kernel (see `model.packed`), from arrays on one CPU device.
+
+    Each is deleted before the next is asked for.
+    """
+    specs = param_specs(config)
+    params: Params = {}
+    for names, leaf in leaves:
+        spec = specs[names]
+        if can_pack(leaf, spec.inputs):
+            put(
+                params,
+                names,
+                jax.block_until_ready(pack(leaf, spec.inputs, stacked=spec.logical_axes[0] == axes.LAYERS)),
+            )
+            leaf.delete()
+        else:
+            put(params, names, leaf)
     return params
 
 

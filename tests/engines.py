@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from kv.page_pool import PagePool
+from model import packed
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
 from model.quantization import Quantization
@@ -21,7 +22,7 @@ from serving.engine.step import StepSpec
 from serving.engine.trips import ENDED
 from serving.request import SamplingParams
 from sharding.mesh import make_mesh
-from sharding.params import abstract_params, init_params
+from sharding.params import abstract_params, init_params, pack_onto
 from sharding.quantize import quantize_onto
 from sharding.rules import choose_rules
 from sharding.sizes import device_bytes
@@ -94,11 +95,14 @@ def _programs(model, mesh, quantize=None, kv_dtype=None):
     device_mesh, rules = make_mesh(spec), choose_rules(model, spec)
     abstract = abstract_params(model, device_mesh, rules, "float32")
     weights = jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), tiny_params(model), abstract)
+    copies = ((names_of(path), leaf + 0) for path, leaf in jax.tree.leaves_with_path(weights))
     if quantize is not None:
         quantization = Quantization.parse(quantize)
         abstract = abstract_params(model, device_mesh, rules, "float32", quantization)
-        copies = ((names_of(path), leaf + 0) for path, leaf in jax.tree.leaves_with_path(weights))
         weights = quantize_onto(abstract, copies, model, quantization)
+    elif mesh == ONE_DEVICE:
+        packed.register("float32")
+        weights = pack_onto(copies, model)
     return make_programs(config, tiny_card(model), weights, device_mesh, rules, "float32", lambda _: None)
 
 

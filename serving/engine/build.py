@@ -15,6 +15,7 @@ from kv.cache import KVCache, abstract_cache, make_cache
 from kv.page_pool import PagePool
 from kv.page_table import pages_for
 from kv.paged_attention import DecodeKernel
+from model import packed
 from model.card import ModelCard
 from model.quantization import choose_quantization
 from model.tree import Params
@@ -32,7 +33,7 @@ from serving.engine.step import StepSpec
 from serving.errors import ConfigError
 from sharding import checkpoint
 from sharding.mesh import make_mesh
-from sharding.params import abstract_params, take_layers_apart
+from sharding.params import abstract_params, pack_onto, take_layers_apart
 from sharding.quantize import quantize_onto
 from sharding.rules import ShardingRules, choose_rules
 from sharding.sizes import device_bytes
@@ -155,6 +156,9 @@ def load_weights(
     quantization = choose_quantization(config.quantize, card.quantization)
     abstract = abstract_params(card.config, mesh, rules, dtype, quantization)
     progress(f"loading {card.name}: checking files")
+    if quantization is None and is_one_cpu(mesh) and dtype in packed.DTYPES:
+        packed.register(dtype)
+        return pack_onto(checkpoint.load_leaves(config.checkpoint, abstract, on_progress=report), card.config)
     if quantization is None or card.quantization is not None:
         return checkpoint.load(config.checkpoint, abstract, on_progress=report)
     floats = abstract_params(card.config, mesh, rules, checkpoint.saved_dtype(config.checkpoint))
@@ -165,15 +169,25 @@ def load_weights(
 def _forms(weights: Params, mesh: jax.sharding.Mesh) -> tuple[Params, Params]:
     """The weights as prefill programs and as decode programs take them, in one memory.
 
-    On one CPU each layer has its own arrays for decode: no slice is copied in every step. Prefill keeps to stacked
-    ones: it has work enough for a copy to matter little, and compiles in a fraction of the time. But not in bfloat16,
-    of which XLA would widen all layers at once.
+    Quantised ones, which are not packed, have arrays of their own for each layer in decode on one CPU: no slice is
+    copied in every step. Prefill keeps to stacked ones: it has work enough for a copy to matter little, and compiles in
+    a fraction of the time. But not with bfloat16 scales, of which XLA would widen all layers at once.
     """
-    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
+    if not is_one_cpu(mesh) or _are_packed(weights):
         return weights, weights
     apart = take_layers_apart(weights)
     is_small = any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(weights["layers"]))
     return (apart if is_small else weights), apart
+
+
+def is_one_cpu(mesh: jax.sharding.Mesh) -> bool:
+    """Where the CPU's kernels run: they see whole arrays only."""
+    return bool(mesh.size == 1 and mesh.devices.flat[0].platform == "cpu")
+
+
+def _are_packed(weights: Params) -> bool:
+    leaves = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, packed.Packed))
+    return any(isinstance(leaf, packed.Packed) for leaf in leaves)
 
 
 def _compile(programs: Programs, shapes: tuple[StepShape, ...], progress: Progress) -> None:
@@ -188,9 +202,7 @@ def _compile(programs: Programs, shapes: tuple[StepShape, ...], progress: Progre
 
 
 def _decode_kernel(mesh: jax.sharding.Mesh, dtype: str) -> DecodeKernel | None:
-    """The CPU kernel sees whole arrays only: on a mesh of several devices, and elsewhere, attention is XLA's."""
-    [platform] = {device.platform for device in mesh.devices.flat}
-    if platform != "cpu" or mesh.size > 1 or dtype not in cpu_attention.DTYPES:
+    if not is_one_cpu(mesh) or dtype not in cpu_attention.DTYPES:
         return None
     cpu_attention.register(dtype)
     return cpu_attention.decode_attention

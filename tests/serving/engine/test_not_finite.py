@@ -1,10 +1,13 @@
 """A model that gives NaN: whoever meets it fails alone, at once, and leaves nothing behind that others could read."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import jax.tree_util as tree
 import numpy as np
 import pytest
 
+from model import packed
 from serving.engine.api import SequenceOutput
 from serving.engine.programs import FlatWeights
 from serving.errors import EngineFailed
@@ -47,7 +50,10 @@ def damaged(monkeypatch):
         for name in ("_prefill_weights", "_decode_weights"):
             flat = getattr(programs, name)
             params = tree.tree_unflatten(flat.treedef, flat.leaves)
-            params["embed"]["embedding"] = params["embed"]["embedding"].at[DAMAGED].set(jnp.nan)
+            table = params["embed"]["embedding"]
+            panel, column = divmod(DAMAGED, packed.WIDTH)
+            panels = table.panels.at[0, panel, :, column].set(jnp.nan)
+            params["embed"]["embedding"] = dataclasses.replace(table, panels=panels)
             monkeypatch.setattr(programs, name, FlatWeights.of(params))
         return engine
 

@@ -62,14 +62,19 @@ def prefetch_line(typing_context, address):
     """Start to bring the cache line at `address` near."""
 
     def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
-        for_reading, near_l2, data = (ir.Constant(_INT, number) for number in (0, 2, 1))
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(prefetch, [pointer, for_reading, near_l2, data])
+        generate_prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+def generate_prefetch(builder, address):
+    """For intrinsics: what `prefetch_line` does."""
+    pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
+    for_reading, near_l2, data = (ir.Constant(_INT, number) for number in (0, 2, 1))
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(prefetch, [pointer, for_reading, near_l2, data])
 
 
 @intrinsic

@@ -1,0 +1,95 @@
+"""Entries into the CPU's decode kernel: XLA's call frame becomes a job of `kv.cpu_kernel`."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import binding
+from numba import carray, cfunc, njit, types
+
+from kv import cpu_kernel
+from kv.cpu_kernel import JOB_WORDS, KV_HEADS, OUT, POSITIONS, QUERIES, ROWS, work
+from model.cpu_calls import WORD, answer_metadata, argument, finish, let_go, new_job, result, wake_helpers, words
+from model.cpu_simd import address_of, as_pointer
+
+_KEYS_WORTH_A_THREAD = 256  # keys of one head; to wake a thread costs about as much as so few
+_NUM_ARGUMENTS, _NUM_RESULTS = 8, 3
+
+
+@njit(cache=True)
+def _job(frame):
+    """Arguments: q_SNH, k_SKH, v_SKH, k_LPKHG, v_LPKGH, pages_SJ, positions_S, layer_1. Results: out_SNH, the pools."""
+    queries = words(argument(frame, 0, _NUM_ARGUMENTS)[1], 3)
+    pool = words(argument(frame, 4, _NUM_ARGUMENTS)[1], 5)
+    address = new_job(JOB_WORDS, queries[0] * pool[2])
+    job = words(address, JOB_WORDS)
+    for number in range(_NUM_ARGUMENTS - 1):
+        job[QUERIES + number] = argument(frame, number, _NUM_ARGUMENTS)[0]
+    job[OUT] = result(frame, 0, _NUM_RESULTS)[0]
+    job[cpu_kernel.LAYER] = carray(as_pointer(argument(frame, 7, _NUM_ARGUMENTS)[0]), (1,), np.int32)[0]
+    job[ROWS], job[cpu_kernel.HEADS], job[cpu_kernel.HEAD_DIM] = queries[0], queries[1], queries[2]
+    job[cpu_kernel.PAGES_IN_POOL], job[KV_HEADS], job[cpu_kernel.PAGE_SIZE] = pool[1], pool[2], pool[3]
+    job[cpu_kernel.PAGES_PER_ROW] = words(argument(frame, 5, _NUM_ARGUMENTS)[1], 2)[1]
+    return address
+
+
+@njit(cache=True)
+def _is_worth_threads(address):
+    """Whether the work is not over before another thread comes."""
+    job = words(address, JOB_WORDS)
+    positions_S = carray(as_pointer(job[POSITIONS]), (job[ROWS],), np.int32)
+    num_keys = 0
+    for s in range(job[ROWS]):
+        num_keys += max(np.int64(positions_S[s]) + 1, 0)
+    return num_keys * job[KV_HEADS] >= 2 * _KEYS_WORTH_A_THREAD
+
+
+@njit(cache=True)
+def _serve(frame, task, element):
+    address = _job(frame)
+    if _is_worth_threads(address):
+        wake_helpers(frame, address, task)
+    work(address, element)
+    finish(address)
+
+
+_float32_task = address_of("podstream_decode_float32_task")
+_bfloat16_task = address_of("podstream_decode_bfloat16_task")
+
+
+def _help_float32(address):
+    work(address, np.float32)
+    let_go(address)
+
+
+def _help_bfloat16(address):
+    work(address, np.uint16)
+    let_go(address)
+
+
+def _handle_float32(frame):
+    frame_words = carray(frame, (15,), np.int64)
+    if not answer_metadata(frame_words):
+        _serve(frame_words, _float32_task(), np.float32)
+    return 0  # no error
+
+
+def _handle_bfloat16(frame):
+    frame_words = carray(frame, (15,), np.int64)
+    if not answer_metadata(frame_words):
+        _serve(frame_words, _bfloat16_task(), np.uint16)
+    return 0
+
+
+def compile_handler(dtype: str) -> tuple[Any, Any]:
+    """The handler for pools of `dtype`, `float32` or `bfloat16`, with its `address`, and what must live as long as it.
+
+    Slow once, then from Numba's cache.
+    """
+    help_out, handle = {
+        "float32": (_help_float32, _handle_float32),
+        "bfloat16": (_help_bfloat16, _handle_bfloat16),
+    }[dtype]
+    task = cfunc(types.void(WORD), cache=True)(help_out)
+    binding.add_symbol(f"podstream_decode_{dtype}_task", task.address)
+    handler = cfunc(WORD(types.CPointer(WORD)), cache=True)(handle)
+    return handler, task
