@@ -137,7 +137,7 @@ class ReplicaClient:
 
     async def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
-        while True:
+        while not _is_cancelled():
             was_connected = await self._hold_stream()
             backoff_s = FIRST_BACKOFF_S if was_connected else min(2 * backoff_s, MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s)
@@ -169,7 +169,7 @@ class ReplicaClient:
             self._spread(batch)
 
     async def _write(self, call: Call) -> None:
-        while True:
+        while not _is_cancelled():
             await self._queued.wait()
             await call.write(self._take_batch())
 
@@ -222,7 +222,8 @@ class ReplicaClient:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task is being cancelled; gRPC raises the same error when only the call was."""
+    """Whether this task is being cancelled. gRPC raises the same error when only the call was; and while a call is set
+    up, it keeps the error to itself: the task learns of it nowhere else."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

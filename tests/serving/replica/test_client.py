@@ -1,10 +1,12 @@
 import asyncio
 import subprocess
 import sys
+import time
 
 import pytest
 
 from serving.errors import ModelNotFound, ReplicaUnavailable
+from serving.replica.client import ReplicaClient
 from serving.replica.events import Accepted, Delta, Finished
 from serving.replica.inbox import Inbox
 from serving.request import FinishReason, Request, SamplingParams, TextPrompt, Usage
@@ -89,6 +91,17 @@ async def test_closing_the_client_ends_what_is_in_flight():
             async for _ in generation:
                 pass
         await until(lambda: engine.aborted)
+
+
+async def test_closing_ends_the_client_at_any_moment_of_its_search_for_a_replica():
+    """gRPC swallows the cancellation of a task whose call is just being set up, if there is nobody to call."""
+    for moment in range(250):
+        client = ReplicaClient("unix:/nowhere/replica.sock")
+        client.start()
+        until_s = time.perf_counter() + moment * 16e-6  # finer than a loop's timers
+        while time.perf_counter() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await asyncio.wait_for(client.close(), 5)
 
 
 async def test_an_abort_that_nobody_asked_for_is_an_error():
