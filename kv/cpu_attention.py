@@ -11,8 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kv.cache import KVCache
+from model.attention import UNBOUNDED, Window
 
 DTYPES = ("float32", "bfloat16")
 """Types of pools that the kernel reads."""
@@ -41,8 +43,11 @@ def decode_attention(
     layer: jax.Array,
     pages_SJ: jax.Array,
     positions_S: jax.Array,
+    window: Window = None,
+    softcap: float | None = None,
 ) -> tuple[jax.Array, KVCache]:
-    """Stores each sequence's newest token at its position and attends to all its pages: float32[S, N, H], the cache.
+    """Stores each sequence's newest token at its position and attends to all its pages, or to those that reach into its
+    window: float32[S, N, H], the cache.
 
     Position -1 stores nothing and gives zeros. What is not finite is stored as 0 and gives NaN for the query heads that
     share that KV head. Call `register` first.
@@ -53,6 +58,14 @@ def decode_attention(
     )
     call = jax.ffi.ffi_call(f"podstream_decode_{cache.v_LPKGH.dtype}", shapes, input_output_aliases={3: 1, 4: 2})
     out_SNH, k_LPKHG, v_LPKGH = call(
-        q_SNH, k_SKH, v_SKH, cache.k_LPKHG, cache.v_LPKGH, pages_SJ, positions_S, layer[None]
+        q_SNH, k_SKH, v_SKH, cache.k_LPKHG, cache.v_LPKGH, pages_SJ, positions_S, _settings(layer, window, softcap)
     )
     return out_SNH, KVCache(k_LPKHG, v_LPKGH)
+
+
+def _settings(layer: jax.Array, window: Window, softcap: float | None) -> jax.Array:
+    """int32: the layer; and for a family that has them, the window and the bits of the soft cap, 0 for none."""
+    if window is None and softcap is None:
+        return layer[None]
+    cap_bits = np.float32(softcap or 0).view(np.int32)
+    return jnp.stack([layer, jnp.int32(UNBOUNDED if window is None else window), jnp.int32(cap_bits)])

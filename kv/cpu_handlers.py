@@ -13,11 +13,13 @@ from model.cpu_simd import address_of, as_pointer
 
 _KEYS_WORTH_A_THREAD = 256  # keys of one head; to wake a thread costs about as much as so few
 _NUM_ARGUMENTS, _NUM_RESULTS = 8, 3
+_NO_WINDOW = 1 << 30
 
 
 @njit(cache=True)
 def _job(frame):
-    """Arguments: q_SNH, k_SKH, v_SKH, k_LPKHG, v_LPKGH, pages_SJ, positions_S, layer_1. Results: out_SNH, the pools."""
+    """Arguments: q_SNH, k_SKH, v_SKH, k_LPKHG, v_LPKGH, pages_SJ, positions_S, and the layer, perhaps with window and
+    soft cap. Results: out_SNH, the pools."""
     queries = words(argument(frame, 0, _NUM_ARGUMENTS)[1], 3)
     pool = words(argument(frame, 4, _NUM_ARGUMENTS)[1], 5)
     address = new_job(JOB_WORDS, queries[0] * pool[2])
@@ -25,7 +27,13 @@ def _job(frame):
     for number in range(_NUM_ARGUMENTS - 1):
         job[QUERIES + number] = argument(frame, number, _NUM_ARGUMENTS)[0]
     job[OUT] = result(frame, 0, _NUM_RESULTS)[0]
-    job[cpu_kernel.LAYER] = carray(as_pointer(argument(frame, 7, _NUM_ARGUMENTS)[0]), (1,), np.int32)[0]
+    settings, settings_shape = argument(frame, 7, _NUM_ARGUMENTS)
+    num_settings = words(settings_shape, 1)[0]
+    setting = carray(as_pointer(settings), (num_settings,), np.int32)
+    job[cpu_kernel.LAYER] = setting[0]
+    job[cpu_kernel.WINDOW], job[cpu_kernel.CAP_BITS] = _NO_WINDOW, 0
+    if num_settings == 3:
+        job[cpu_kernel.WINDOW], job[cpu_kernel.CAP_BITS] = setting[1], setting[2]
     job[ROWS], job[cpu_kernel.HEADS], job[cpu_kernel.HEAD_DIM] = queries[0], queries[1], queries[2]
     job[cpu_kernel.PAGES_IN_POOL], job[KV_HEADS], job[cpu_kernel.PAGE_SIZE] = pool[1], pool[2], pool[3]
     job[cpu_kernel.PAGES_PER_ROW] = words(argument(frame, 5, _NUM_ARGUMENTS)[1], 2)[1]

@@ -1,4 +1,5 @@
-"""The CPU's decode kernel: one query token per sequence is stored and attends to all pages of its sequence.
+"""The CPU's decode kernel: one query token per sequence is stored and attends to all pages of its sequence, or to those
+that reach into its window.
 
 Work is cut into items of one sequence and one KV head, which threads take from a common counter. No annotations: Numba
 compiles a function from the types that it is called with.
@@ -25,7 +26,8 @@ from model.cpu_simd import (
 # Words of a job. Addresses are of C-contiguous arrays, sizes count elements.
 QUERIES, NEW_KEYS, NEW_VALUES, KEYS, VALUES, PAGES, POSITIONS, OUT = range(HEADER_WORDS, HEADER_WORDS + 8)
 LAYER, ROWS, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES_PER_ROW, PAGES_IN_POOL = range(OUT + 1, OUT + 9)
-JOB_WORDS = PAGES_IN_POOL + 1
+WINDOW, CAP_BITS = PAGES_IN_POOL + 1, PAGES_IN_POOL + 2  # of a float32, 0 for no soft cap
+JOB_WORDS = CAP_BITS + 1
 
 _compiled = njit(fastmath={"contract", "reassoc", "nsz"}, nogil=True, error_model="numpy", cache=True)
 
@@ -43,6 +45,16 @@ def _exp(x):
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     return (p * r * r + r + np.float32(1)) * as_float(np.uint32((np.int32(n) + np.int32(127)) << np.int32(23)))
+
+
+@_compiled
+def _soft_cap(scores_U, cap):
+    """cap * tanh(score / cap)."""
+    for t in range(scores_U.shape[0]):
+        x = scores_U[t] / cap
+        e = _exp(np.float32(-2) * abs(x))
+        tanh = (np.float32(1) - e) / (np.float32(1) + e)
+        scores_U[t] = cap * (tanh if x > 0 else -tanh)
 
 
 @_compiled
@@ -124,26 +136,32 @@ def _attend(job, s, h, length, scores_RU, scaled_RH, element):
     H, G, R = job[HEAD_DIM], job[PAGE_SIZE], job[HEADS] // job[KV_HEADS]
     page_bytes = H * G * num_bytes(element)
     num_pages = (length + G - 1) // G
+    start = max(length - job[WINDOW], 0)
+    start_page = start // G
+    cap = as_float(np.uint32(job[CAP_BITS]))
     pages_SJ = carray(as_pointer(job[PAGES]), (job[ROWS], job[PAGES_PER_ROW]), np.int32)
     first = (s * job[HEADS] + h * R) * H
     q_RH = carray(as_pointer(job[QUERIES] + 4 * first), (R, H), np.float32)
     out_RH = carray(as_pointer(job[OUT] + 4 * first), (R, H), np.float32)
     scale = np.float32(1 / math.sqrt(H))
     out_RH[:] = 0
-    scores_RU[:, : num_pages * G] = 0
+    scores_RU[:, start_page * G : num_pages * G] = 0
     for r in range(R):
         for d in range(H):
             scaled_RH[r, d] = q_RH[r, d] * scale
-    for j in range(num_pages):
+    for j in range(start_page, num_pages):
         keys = job[KEYS] + _page_head(job, pages_SJ[s, j], h) * page_bytes
         if j + 1 < num_pages:
             _prefetch(job[KEYS] + _page_head(job, pages_SJ[s, j + 1], h) * page_bytes, page_bytes)
         for r in range(R):
             _mix(scaled_RH[r].ctypes.data, keys, H, G, scores_RU[r, j * G :].ctypes.data, element)
-    _prefetch(job[VALUES] + _page_head(job, pages_SJ[s, 0], h) * page_bytes, page_bytes)
+    _prefetch(job[VALUES] + _page_head(job, pages_SJ[s, start_page], h) * page_bytes, page_bytes)
     for r in range(R):
-        _softmax(scores_RU[r, :length])
-    for j in range(num_pages):
+        if cap > 0:
+            _soft_cap(scores_RU[r, start:length], cap)
+        _softmax(scores_RU[r, start:length])
+        scores_RU[r, start_page * G : start] = 0
+    for j in range(start_page, num_pages):
         values = job[VALUES] + _page_head(job, pages_SJ[s, j], h) * page_bytes
         if j + 1 < num_pages:
             _prefetch(job[VALUES] + _page_head(job, pages_SJ[s, j + 1], h) * page_bytes, page_bytes)

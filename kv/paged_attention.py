@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from kv.cache import KVCache
-from model.attention import MASKED, AttentionFn
+from model.attention import MASKED, UNBOUNDED, AttentionFn, Window, soft_cap
 
 BLOCK_TOKENS = 128  # keys per loop trip: long enough for full vectors, short enough not to waste half a trip
 
@@ -40,10 +40,11 @@ class PagedView:
 
 
 DecodeKernel = Callable[
-    [jax.Array, jax.Array, jax.Array, KVCache, jax.Array, jax.Array, jax.Array], tuple[jax.Array, KVCache]
+    [jax.Array, jax.Array, jax.Array, KVCache, jax.Array, jax.Array, jax.Array, Window, float | None],
+    tuple[jax.Array, KVCache],
 ]
-"""(q_SNH, k_SKH, v_SKH, cache, layer, pages_SJ, positions_S) -> float32[S, N, H] and the cache, for tiles of one token:
-stores and attends as `paged_attention` does. Position -1 gives zeros."""
+"""(q_SNH, k_SKH, v_SKH, cache, layer, pages_SJ, positions_S, window, softcap) -> float32[S, N, H] and the cache, for
+tiles of one token: stores and attends as `paged_attention` does. Position -1 gives zeros."""
 
 
 def paged_attention(view: PagedView, decode_kernel: DecodeKernel | None = None) -> AttentionFn:
@@ -53,19 +54,29 @@ def paged_attention(view: PagedView, decode_kernel: DecodeKernel | None = None) 
 
     The pool holds finite numbers only. A key that nobody may see has weight 0, but 0 times NaN is NaN: one in a page
     would spoil whoever gets that page next. So what is not finite is stored as 0, and its own token's result is NaN.
+
+    Pages that lie before everybody's window are not visited, and need not be there: null pages may stand for them.
     """
 
     def attend(
-        q_TNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, cache: KVCache, layer: jax.Array
+        q_TNH: jax.Array,
+        k_TKH: jax.Array,
+        v_TKH: jax.Array,
+        cache: KVCache,
+        layer: jax.Array,
+        *,
+        window: Window = None,
+        softcap: float | None = None,
     ) -> tuple[jax.Array, Any]:
         outputs, start = [], 0
         for group in view.groups:
             part = slice(start, start + group.positions_SQ.size)
             q, k, v = q_TNH[part], k_TKH[part], v_TKH[part]
             if decode_kernel is not None and group.positions_SQ.shape[1] == 1:
-                out, cache = decode_kernel(q, k, v, cache, layer, group.pages_SJ, group.positions_SQ[:, 0])
+                positions_S = group.positions_SQ[:, 0]
+                out, cache = decode_kernel(q, k, v, cache, layer, group.pages_SJ, positions_S, window, softcap)
             else:
-                out, cache = _store_and_attend(q, k, v, cache, layer, group)
+                out, cache = _store_and_attend(q, k, v, cache, layer, group, window, softcap)
             outputs.append(out)
             start = part.stop
         return jnp.concatenate(outputs), cache
@@ -74,12 +85,19 @@ def paged_attention(view: PagedView, decode_kernel: DecodeKernel | None = None) 
 
 
 def _store_and_attend(
-    q_TNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, cache: KVCache, layer: jax.Array, group: TileGroup
+    q_TNH: jax.Array,
+    k_TKH: jax.Array,
+    v_TKH: jax.Array,
+    cache: KVCache,
+    layer: jax.Array,
+    group: TileGroup,
+    window: Window,
+    softcap: float | None,
 ) -> tuple[jax.Array, KVCache]:
     pages_T, offsets_T = _destinations(group, cache.page_size)
     spoilt_TK = jnp.any(~(jnp.isfinite(k_TKH) & jnp.isfinite(v_TKH)), axis=-1)
     cache = cache.store(layer, pages_T, offsets_T, _finite(k_TKH), _finite(v_TKH))
-    return _spoil(_attend_tiles(q_TNH, cache, layer, group), spoilt_TK), cache
+    return _spoil(_attend_tiles(q_TNH, cache, layer, group, window, softcap), spoilt_TK), cache
 
 
 def _finite(x_TKH: jax.Array) -> jax.Array:
@@ -101,7 +119,9 @@ def _destinations(group: TileGroup, page_size: int) -> tuple[jax.Array, jax.Arra
     return pages_SQ.reshape(-1), (safe_SQ % page_size).reshape(-1)
 
 
-def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: TileGroup) -> jax.Array:
+def _attend_tiles(
+    q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: TileGroup, window: Window, softcap: float | None
+) -> jax.Array:
     """Attention of one group's queries over their sequences' pages, float32[S * Q, N, H]."""
     S, Q = group.positions_SQ.shape
     N, H = q_TNH.shape[1:]
@@ -114,6 +134,7 @@ def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: Til
     block = max(1, BLOCK_TOKENS // G)
     pages_SJ = _pad_to_multiple(group.pages_SJ, block)
     num_blocks = jnp.max(group.positions_SQ) // (block * G) + 1
+    first_block = 0 if window is None else _first_seen(group.positions_SQ, window) // (block * G)
 
     def body(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         top_SKM, total_SKM, out_SKMH = carry
@@ -122,8 +143,12 @@ def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: Til
         v_SKUH = _gather(cache.v_LPKGH, layer, pages_Sj, tokens_axis=3).astype(q_SKMH.dtype)
         scores_SKMU = jnp.einsum("SKMH,SKHU->SKMU", q_SKMH, k_SKHU, preferred_element_type=jnp.float32)
         scores_SKMU = _scaled(scores_SKMU, cache.k_scale_LPKG, layer, pages_Sj)
+        if softcap is not None:
+            scores_SKMU = soft_cap(scores_SKMU, softcap)
         keys_U = i * block * G + jnp.arange(block * G)
         seen_S1MU = keys_U <= positions_SM[:, None, :, None]
+        if window is not None:
+            seen_S1MU &= keys_U > positions_SM[:, None, :, None] - window
         scores_SKMU = jnp.where(seen_S1MU, scores_SKMU, MASKED)
         new_top = jnp.maximum(top_SKM, jnp.max(scores_SKMU, axis=-1))
         weights_SKMU = jnp.where(seen_S1MU, jnp.exp(scores_SKMU - new_top[..., None]), 0.0)
@@ -135,9 +160,15 @@ def _attend_tiles(q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: Til
 
     shape = (S, K, Q * reps)
     start = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, H), jnp.float32))
-    _, total_SKM, out_SKMH = jax.lax.fori_loop(0, num_blocks, body, start)
+    _, total_SKM, out_SKMH = jax.lax.fori_loop(first_block, num_blocks, body, start)
     out_SKMH = out_SKMH / jnp.maximum(total_SKM, 1e-30)[..., None]  # padded queries see nothing and give zeros
     return out_SKMH.reshape(S, K, Q, reps, H).transpose(0, 2, 1, 3, 4).reshape(S * Q, N, H)
+
+
+def _first_seen(positions_SQ: jax.Array, window: jax.Array | int) -> jax.Array:
+    """The first position that any query sees; padded ones see none."""
+    least = jnp.min(jnp.where(positions_SQ < 0, UNBOUNDED, positions_SQ))
+    return jnp.maximum(least - window + 1, 0)
 
 
 def _scaled(x_SKMU: jax.Array, scale_LPKG: jax.Array | None, layer: jax.Array, pages_Sj: jax.Array) -> jax.Array:

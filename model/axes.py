@@ -11,6 +11,7 @@ Letters, used as suffixes (`logits_BV`) throughout the project:
     U  key tokens                            H  head dim             L  layers
     R  rows of one step                      E  edits per slot       X  log-probabilities per row
     A  heads of one KV group: its queries, its key and its value     C  gate and up of a gated MLP
+    Z  experts
 """
 
 LAYERS = "layers"
@@ -22,5 +23,6 @@ HEAD_DIM = "head_dim"
 GROUP = "group"
 PAIR = "pair"
 VOCAB = "vocab"
+EXPERTS = "experts"
 
-ALL = (LAYERS, EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM, GROUP, PAIR, VOCAB)
+ALL = (LAYERS, EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM, GROUP, PAIR, VOCAB, EXPERTS)

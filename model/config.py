@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model.errors import CheckpointError, UnsupportedModel
+from model.errors import CheckpointError
+
+ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,34 +21,88 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """All rotations are slower by `factor`, as if positions were closer together (`rope_type: linear`)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a Llama-style decoder. Widths are in elements, `max_seq_len` in tokens."""
+    """Shape of a decoder, and how it differs from Llama's, which the defaults describe. Widths are in elements,
+    `max_seq_len` in tokens."""
 
     vocab_size: int
     num_layers: int
     embed_dim: int
     mlp_dim: int
+    """Of one expert, where there are experts."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
     max_seq_len: int
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | LinearScaling | None = None
     tie_embeddings: bool = False
+    windows: tuple[int | None, ...] = ()
+    """For each layer, how many tokens a token sees, itself included; None for all. Empty where no layer has one."""
+    local_rope_theta: float | None = None
+    """Base of the rope of layers with a window, which is not scaled; None where all layers have the same rope."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    """Queries and keys are normed, head by head, before they are turned."""
+    query_scale: float | None = None
+    """Scores are divided by its square root; None stands for `head_dim`."""
+    attention_softcap: float | None = None
+    """Scores s become c * tanh(s / c), as do logits with `logits_softcap`."""
+    logits_softcap: float | None = None
+    sandwich_norms: bool = False
+    """What attention and MLP give is normed before it is added."""
+    norm_offset: float = 0.0
+    """Added to the scale of every norm: 1 where scales are stored as their difference from 1."""
+    scale_embeddings: bool = False
+    """Token vectors are multiplied by the square root of `embed_dim`."""
+    activation: str = "silu"
+    """Of the MLP's gate, one of `ACTIVATIONS`."""
+    num_experts: int = 0
+    """MLPs in each layer, of which a router picks `experts_per_token`; 0 where there is one and no router."""
+    experts_per_token: int = 0
+    norm_expert_shares: bool = True
+    """Whether the shares of a token's experts are made to add up to 1."""
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "num_layers", "embed_dim", "mlp_dim", "num_heads", "num_kv_heads", "head_dim",
                       "max_seq_len"):  # fmt: skip
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise CheckpointError(f"model config: {field} must be a positive whole number, got {value!r}.")
+            _check_count(field, getattr(self, field))
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"model config: {self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly."
             )
         if self.head_dim % 2:
             raise CheckpointError(f"model config: head_dim must be even for rope, got {self.head_dim}.")
+        if self.windows and len(self.windows) != self.num_layers:
+            raise CheckpointError(f"model config: {len(self.windows)} windows for {self.num_layers} layers.")
+        for window in self.windows:
+            if window is not None:
+                _check_count("a layer's window", window)
+        for field in ("attention_softcap", "logits_softcap", "query_scale", "local_rope_theta"):
+            if (value := getattr(self, field)) is not None and not value > 0:
+                raise CheckpointError(f"model config: {field} must be positive, got {value!r}.")
+        if self.activation not in ACTIVATIONS:
+            raise CheckpointError(
+                f"model config: activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}."
+            )
+        if not (self.num_experts == self.experts_per_token == 0 or 1 <= self.experts_per_token <= self.num_experts):
+            raise CheckpointError(
+                f"model config: {self.experts_per_token} experts per token cannot be picked from {self.num_experts}."
+            )
+
+    @property
+    def window(self) -> int | None:
+        """The longest window if every layer has one: nobody ever looks at what lies before it."""
+        bounded = [window for window in self.windows if window is not None]
+        return max(bounded) if bounded and len(bounded) == self.num_layers else None
 
     @classmethod
     def tiny(cls, **changes: Any) -> "ModelConfig":
@@ -64,9 +120,10 @@ class ModelConfig:
         if unknown := sorted(set(fields) - known):
             raise CheckpointError(f"model config: unknown field(s) {', '.join(unknown)}.")
         values = dict(fields)
-        if values.get("rope_scaling") is not None:
-            values["rope_scaling"] = RopeScaling(**values["rope_scaling"])
         try:
+            if (scaling := values.get("rope_scaling")) is not None:
+                values["rope_scaling"] = LinearScaling(**scaling) if len(scaling) == 1 else RopeScaling(**scaling)
+            values["windows"] = tuple(values.get("windows", ()))
             return cls(**values)
         except TypeError as error:
             raise CheckpointError(f"model config: {error}.") from error
@@ -74,47 +131,7 @@ class ModelConfig:
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
-        """Read a Hugging Face `config.json`. Raises UnsupportedModel for anything but a plain Llama decoder."""
-        model_type = config.get("model_type")
-        if model_type != "llama":
-            raise UnsupportedModel(f"model_type {model_type!r} is not supported yet; supported: llama.")
-        for flag in ("attention_bias", "mlp_bias"):
-            if config.get(flag):
-                raise UnsupportedModel(f"config.json sets {flag}, which the Llama decoder here does not have.")
-        if (act := config.get("hidden_act", "silu")) != "silu":
-            raise UnsupportedModel(f"hidden_act {act!r} is not supported; supported: silu.")
-        try:
-            heads, width = config["num_attention_heads"], config["hidden_size"]
-            rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-            return cls(
-                vocab_size=config["vocab_size"],
-                num_layers=config["num_hidden_layers"],
-                embed_dim=width,
-                mlp_dim=config["intermediate_size"],
-                num_heads=heads,
-                num_kv_heads=config.get("num_key_value_heads") or heads,
-                head_dim=config.get("head_dim") or width // heads,
-                max_seq_len=config["max_position_embeddings"],
-                norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-                rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
-                rope_scaling=_rope_scaling(rope),
-                tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-            )
-        except KeyError as error:
-            raise CheckpointError(f"config.json lacks {error.args[0]}.") from error
 
-
-def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise UnsupportedModel(f"rope scaling {kind!r} is not supported; supported: llama3.")
-    return RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_max_position=int(rope["original_max_position_embeddings"]),
-    )
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"model config: {name} must be a positive whole number, got {value!r}.")

@@ -1,20 +1,7 @@
-"""Turns a ForeignModel's tensors into podstream's parameter tree: one table says what goes where.
-
-    {"embed": {"embedding": VD},
-     "layers": {"attention_norm": {"scale": LD},
-                "attention": {"qkv": LDKAH, "out": LNHD},
-                "mlp_norm": {"scale": LD},
-                "mlp": {"gate_up": LDCF, "down": LFD}},
-     "final_norm": {"scale": D},
-     "head": {"kernel": DV}}                 # absent when the embeddings are tied
-
-Hugging Face stores matrices `[out, in]` with heads flattened; here they are `[in, out]` with heads apart, what is
-multiplied by the same input side by side, and the layers stacked in front, so that one scan runs over them.
-"""
+"""Turns a ForeignModel's tensors into podstream's parameter tree, as its family's key table (`model.keys`) says."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 from typing import Any
@@ -25,6 +12,7 @@ import numpy as np
 from model.config import ModelConfig
 from model.errors import CheckpointError, UnsupportedModel
 from model.foreign import Array, ForeignModel, LazyTensor
+from model.keys import HEAD, Key
 from model.tree import Names, Params, put
 
 Progress = Callable[[int, int], None]
@@ -35,56 +23,14 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 MAX_PROBLEMS = 3
-HEAD = "lm_head.weight"
 _HARMLESS = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One row of the table: where a tensor of theirs lies in a leaf of ours.
-
-    Letters are the dimensions of `model.axes`, and `R` the query heads of a KV head; `NH` together is a flattened pair.
-    """
-
-    source: str
-    theirs: tuple[str, ...]
-    path: Names
-    ours: str
-    """Dimensions of the tensor once it lies in the leaf; it is transposed if they come in another order."""
-    at: tuple[int | slice, ...] = ()
-    """Its place within the leaf (of one layer), if it is a part of it."""
-
-    @property
-    def transposed(self) -> bool:
-        return self.theirs[0][0] != self.ours[0]
-
-
-_ALL = slice(None)
-QKV, GATE_UP = ("layers", "attention", "qkv"), ("layers", "mlp", "gate_up")
-MERGED: Mapping[Names, str] = {QKV: "DKAH", GATE_UP: "DCF"}
-"""Leaves that several tensors make."""
-_IN_LAYER = "model.layers.{layer}."
-KEYS = (
-    Key("model.embed_tokens.weight", ("V", "D"), ("embed", "embedding"), "VD"),
-    Key(HEAD, ("V", "D"), ("head", "kernel"), "DV"),
-    Key(_IN_LAYER + "mlp.gate_proj.weight", ("F", "D"), GATE_UP, "DF", (_ALL, 0)),
-    Key(_IN_LAYER + "mlp.up_proj.weight", ("F", "D"), GATE_UP, "DF", (_ALL, 1)),
-    Key(_IN_LAYER + "mlp.down_proj.weight", ("D", "F"), ("layers", "mlp", "down"), "FD"),
-    Key(_IN_LAYER + "self_attn.q_proj.weight", ("NH", "D"), QKV, "DKRH", (_ALL, _ALL, slice(None, -2))),
-    Key(_IN_LAYER + "self_attn.k_proj.weight", ("KH", "D"), QKV, "DKH", (_ALL, _ALL, -2)),
-    Key(_IN_LAYER + "self_attn.v_proj.weight", ("KH", "D"), QKV, "DKH", (_ALL, _ALL, -1)),
-    Key(_IN_LAYER + "self_attn.o_proj.weight", ("D", "NH"), ("layers", "attention", "out"), "NHD"),
-    Key(_IN_LAYER + "input_layernorm.weight", ("D",), ("layers", "attention_norm", "scale"), "D"),
-    Key(_IN_LAYER + "post_attention_layernorm.weight", ("D",), ("layers", "mlp_norm", "scale"), "D"),
-    Key("model.norm.weight", ("D",), ("final_norm", "scale"), "D"),
-)
-
-
-def expected_shapes(config: ModelConfig) -> Params:
+def expected_shapes(config: ModelConfig, keys: tuple[Key, ...]) -> Params:
     """The parameter tree of `config` with a shape tuple in place of each array."""
     tree: Params = {}
-    for path, keys in _leaves(config):
-        put(tree, path, _leaf_shape(config, keys))
+    for path, rows in _leaves(config, keys):
+        put(tree, path, rows[0].leaf_shape(config))
     return tree
 
 
@@ -93,12 +39,14 @@ def check_tensors(model: ForeignModel) -> None:
 
     Raises one CheckpointError that names the first few tensors that are missing, misshapen or unexpected.
     """
-    if model.config.num_layers > len(model.tensors):  # a damaged number must not become a list of billions of names
-        raise CheckpointError(
-            f"{model.where}: its config says {model.config.num_layers:,} layers, "
-            f"but it holds only {len(model.tensors):,} tensors."
-        )
-    expected = dict(_expected_tensors(model.config))
+    config = model.config
+    # A damaged number must not become a list of billions of names.
+    for count, what in ((config.num_layers, "layers"), (config.num_layers * config.num_experts, "experts")):
+        if count > len(model.tensors):
+            raise CheckpointError(
+                f"{model.where}: its config says {count:,} {what}, but it holds only {len(model.tensors):,} tensors."
+            )
+    expected = dict(_expected_tensors(config, model.keys))
     problems = [*_misfits(expected, model.tensors), *_strangers(expected, model)]
     if problems:
         more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
@@ -125,11 +73,11 @@ def convert_leaves(
     """
     target = _target(dtype or model.dtype)
     check_tensors(model)
-    leaves = _leaves(model.config)
-    total = sum(prod(_leaf_shape(model.config, keys)) for _, keys in leaves) * target.itemsize
+    leaves = _leaves(model.config, model.keys)
+    total = sum(prod(keys[0].leaf_shape(model.config)) for _, keys in leaves) * target.itemsize
     done = 0
     for path, keys in leaves:
-        leaf = np.empty(_leaf_shape(model.config, keys), target)
+        leaf = np.empty(keys[0].leaf_shape(model.config), target)
         for key in keys:
             for num_bytes in _fill(model, key, leaf):
                 done += num_bytes
@@ -138,42 +86,17 @@ def convert_leaves(
         yield path, leaf
 
 
-def _leaves(config: ModelConfig) -> list[tuple[Names, list[Key]]]:
+def _leaves(config: ModelConfig, keys: tuple[Key, ...]) -> list[tuple[Names, list[Key]]]:
     """Every leaf of the tree, and the rows that fill it."""
-    keys = [key for key in KEYS if not (key.source == HEAD and config.tie_embeddings)]
-    return [(path, list(rows)) for path, rows in groupby(keys, key=lambda key: key.path)]
+    kept = [key for key in keys if not (key.source == HEAD and config.tie_embeddings)]
+    return [(path, list(rows)) for path, rows in groupby(kept, key=lambda key: key.path)]
 
 
-def _leaf_shape(config: ModelConfig, keys: list[Key]) -> tuple[int, ...]:
-    letters = MERGED.get(keys[0].path, keys[0].ours)
-    return _shape(config, "L" + letters if _is_stacked(keys[0]) else letters)
-
-
-def _is_stacked(key: Key) -> bool:
-    return key.path[0] == "layers"
-
-
-def _shape(config: ModelConfig, letters: str) -> tuple[int, ...]:
-    heads_per_group = config.num_heads // config.num_kv_heads
-    sizes = {
-        "L": config.num_layers, "V": config.vocab_size, "D": config.embed_dim, "F": config.mlp_dim,
-        "N": config.num_heads, "K": config.num_kv_heads, "H": config.head_dim,
-        "R": heads_per_group, "A": heads_per_group + 2, "C": 2,
-    }  # fmt: skip
-    return tuple(sizes[letter] for letter in letters)
-
-
-def _sources(config: ModelConfig, key: Key) -> list[str]:
-    """The tensors of one row, one per layer where layers are stacked."""
-    return [key.source.format(layer=n) for n in range(config.num_layers)] if _is_stacked(key) else [key.source]
-
-
-def _expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for _, keys in _leaves(config):
-        for key in keys:
-            shape = tuple(prod(_shape(config, letters)) for letters in key.theirs)
-            for name in _sources(config, key):
-                yield name, shape
+def _expected_tensors(config: ModelConfig, keys: tuple[Key, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for _, rows in _leaves(config, keys):
+        for key in rows:
+            for name, _ in key.tensors(config):
+                yield name, key.tensor_shape(config)
 
 
 def _misfits(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, LazyTensor]) -> Iterator[str]:
@@ -200,10 +123,9 @@ def _target(dtype: str) -> np.dtype[Any]:
 
 def _fill(model: ForeignModel, key: Key, leaf: Array) -> Iterator[int]:
     """Write each source tensor into its place in `leaf`; yields the bytes written."""
-    layers = leaf if _is_stacked(key) else leaf[np.newaxis]
-    for name, layer in zip(_sources(model.config, key), layers, strict=True):
+    for name, index in key.tensors(model.config):
         numbers = _finite(model, name)
-        place = layer[key.at]
+        place = leaf[(*index, *key.at)]
         place[...] = (numbers.T if key.transposed else numbers).reshape(place.shape)
         yield place.nbytes
 

@@ -1,11 +1,14 @@
-"""Decoder: the Llama-style transformer. Layers are stacked on a leading axis and scanned, or kept one by one.
+"""Decoder: the transformer of all families; ModelConfig says how they differ.
 
+Layers are stacked on a leading axis and scanned, or kept one by one.
 Scanned, one compiled layer body serves all layers, so that compile time does not grow with depth. A CPU copies each
 layer's slice of a stacked weight before it multiplies, which costs as much as the product of one row, so decode there
 takes layers that have their own arrays. The cache is carried, never passed as a scan's input or output slices: those
 would be copied.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,26 +17,35 @@ from flax import nnx
 from qwix import QArray
 
 from model import axes
-from model.attention import Attention, AttentionFn
+from model.attention import Attention, AttentionFn, soft_cap
 from model.config import ModelConfig
-from model.layers import GatedMLP, RMSNorm, product, rope_frequencies, rope_table, weight
+from model.experts import ExpertMLP
+from model.layers import GatedMLP, RMSNorm, RopeTable, product, rope_frequencies, rope_table, weight
 from model.packed import Packed, packed_rows
 from model.quantized import quantized_rows
 
 
 class DecoderLayer(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        self.attention_norm = RMSNorm(config.embed_dim, config.norm_eps)
+        self.attention_norm = _norm(config)
         self.attention = Attention(config, rngs)
-        self.mlp_norm = RMSNorm(config.embed_dim, config.norm_eps)
-        self.mlp = GatedMLP(config, rngs)
+        self.mlp_norm = _norm(config)
+        self.mlp = ExpertMLP(config, rngs) if config.num_experts else GatedMLP(config, rngs)
+        self.is_sandwich = config.sandwich_norms
+        if config.sandwich_norms:
+            self.attention_out_norm, self.mlp_out_norm = _norm(config), _norm(config)
 
     def __call__(
-        self, x_TD: jax.Array, rope: tuple[jax.Array, jax.Array], attend: AttentionFn, cache: Any, layer: jax.Array
+        self, x_TD: jax.Array, rope: RopeTable, attend: AttentionFn, cache: Any, layer: jax.Array
     ) -> tuple[jax.Array, Any]:
         attended_TD, cache = self.attention(self.attention_norm(x_TD), rope, attend, cache, layer)
-        x_TD = x_TD + attended_TD
-        return x_TD + self.mlp(self.mlp_norm(x_TD)), cache
+        x_TD = x_TD + (self.attention_out_norm(attended_TD) if self.is_sandwich else attended_TD)
+        changed_TD = self.mlp(self.mlp_norm(x_TD))
+        return x_TD + (self.mlp_out_norm(changed_TD) if self.is_sandwich else changed_TD), cache
+
+
+def _norm(config: ModelConfig) -> RMSNorm:
+    return RMSNorm(config.embed_dim, config.norm_eps, config.norm_offset)
 
 
 class Embedding(nnx.Module):
@@ -42,8 +54,13 @@ class Embedding(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.embed_dim)
         self.embedding = weight(rngs, shape, (axes.VOCAB, axes.EMBED), inputs=(1,))
+        self.scale = math.sqrt(config.embed_dim) if config.scale_embeddings else None
 
     def __call__(self, tokens_T: jax.Array) -> jax.Array:
+        x_TD = self._rows(tokens_T)
+        return x_TD if self.scale is None else x_TD * self.scale
+
+    def _rows(self, tokens_T: jax.Array) -> jax.Array:
         table = self.embedding.get_value()
         if isinstance(table, Packed):
             return packed_rows(table, tokens_T)
@@ -73,7 +90,7 @@ class Decoder(nnx.Module):
             if stacked
             else nnx.List(DecoderLayer(config, rngs) for _ in range(config.num_layers))
         )
-        self.final_norm = RMSNorm(config.embed_dim, config.norm_eps)
+        self.final_norm = _norm(config)
         if not config.tie_embeddings:
             self.head = Head(config, rngs)
 
@@ -97,13 +114,13 @@ class Decoder(nnx.Module):
         tokens_T, positions_T: int32[T], flat over all sequences of the step; `attend` knows which belong together.
         """
         config = self.config
-        rope = rope_table(positions_T, rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
+        rope_of = _ropes(config, positions_T)
         layer_def, states = self._layer_states()
 
         def body(carry: tuple[jax.Array, Any], inputs: tuple[Any, jax.Array]) -> tuple[tuple[jax.Array, Any], None]:
             x_TD, cache = carry
             state, index = inputs
-            return nnx.merge(layer_def, state)(x_TD, rope, attend, cache, index), None
+            return nnx.merge(layer_def, state)(x_TD, rope_of(index), attend, cache, index), None
 
         carry = self.embed(tokens_T), cache
         if isinstance(states, list):
@@ -117,7 +134,9 @@ class Decoder(nnx.Module):
     def logits(self, x_RD: jax.Array) -> jax.Array:
         """float32[R, V] from rows of `hidden`."""
         x_RD = self.final_norm(x_RD)
-        return self.embed.logits(x_RD) if self.config.tie_embeddings else self.head(x_RD)
+        logits_RV = self.embed.logits(x_RD) if self.config.tie_embeddings else self.head(x_RD)
+        cap = self.config.logits_softcap
+        return logits_RV if cap is None else soft_cap(logits_RV, cap)
 
     def _layer_states(self) -> tuple[Any, Any]:
         """What all layers are, and the parameters of each: a list, or stacked."""
@@ -141,6 +160,22 @@ def _scan(body: Any, carry: Any, states: Any, num_layers: int) -> Any:
         return body(carry, (jax.tree.unflatten(treedef, chosen), layer))
 
     return jax.lax.scan(one_layer, carry, (sliced, jnp.arange(num_layers, dtype=jnp.int32)))
+
+
+def _ropes(config: ModelConfig, positions_T: jax.Array) -> Callable[[jax.Array], RopeTable]:
+    """The rope table of each layer, by its index: one for all, or one for those with a window and one for the rest."""
+    table = rope_table(positions_T, rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
+    if config.local_rope_theta is None:
+        return lambda index: table
+    local = rope_table(positions_T, rope_frequencies(config.head_dim, config.local_rope_theta, None))
+    has_window = [window is not None for window in config.windows]
+    both = jax.tree.map(lambda *tables: jnp.stack(tables), table, local)
+
+    def rope_of(index: jax.Array) -> RopeTable:
+        chosen = jnp.asarray(has_window, jnp.int32)[index]
+        return jax.tree.map(lambda tables: tables[chosen], both)
+
+    return rope_of
 
 
 def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> DecoderLayer:

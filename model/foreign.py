@@ -14,6 +14,7 @@ import tokenizers
 from model.card import GenerationDefaults, TextAssets
 from model.config import ModelConfig
 from model.errors import CheckpointError
+from model.keys import Key
 
 Array = npt.NDArray[Any]
 
@@ -36,6 +37,8 @@ class ForeignModel:
     config: ModelConfig
     text: TextAssets
     generation: GenerationDefaults
+    keys: tuple[Key, ...]
+    """Where its tensors go."""
     tensors: Mapping[str, LazyTensor]
     dtype: str
     """`float32` or `bfloat16`: what the numbers can be stored as without loss, whatever the file's own types."""

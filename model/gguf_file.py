@@ -1,11 +1,11 @@
-"""Reads a Llama model from a GGUF file: config, tokenizer and lazily de-quantised tensors.
+"""Reads a model from a GGUF file: config, tokenizer and lazily de-quantised tensors.
 
-GGUF keeps the rows of q and k interleaved per head (its rope turns neighbouring pairs); Hugging Face and podstream
-turn the two halves of a head. `_unpermute` undoes that.
+GGUF keeps the rows of Llama's q and k interleaved per head (its rope turns neighbouring pairs); Hugging Face and
+podstream turn the two halves of a head. `_unpermute` undoes that. Experts lie in one tensor, and are read one by one.
 """
 
-import re
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +14,22 @@ from gguf import GGMLQuantizationType as Quant
 from gguf import dequantize
 
 from model.card import GenerationDefaults
-from model.config import ModelConfig, RopeScaling
+from model.config import ModelConfig
 from model.errors import CheckpointError, UnsupportedModel
+from model.families import read_config
 from model.foreign import Array, ForeignModel, LazyTensor
+from model.gguf_config import config_json
 from model.gguf_header import GgufHeader, GgufTensor
+from model.gguf_names import ARCHITECTURES, EXPERT, MIXTRAL, Architecture
 from model.gguf_rope import infer_rope_scaling
 from model.gguf_tokenizer import read_text_assets
 
-QUANTS = (Quant.F32, Quant.F16, Quant.BF16, Quant.Q8_0, Quant.Q4_0, Quant.Q4_1, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K)
+QUANTS = (
+    Quant.F32, Quant.F16, Quant.BF16, Quant.Q8_0, Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q4_K,
+    Quant.Q5_K, Quant.Q6_K,
+)  # fmt: skip
 
 ROPE_FACTORS = "rope_freqs.weight"
-_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 _EOS_FIELDS = ("eos", "eot", "eom")
 
 
@@ -45,84 +40,43 @@ def read_gguf(path: Path) -> ForeignModel:
     tokenizer or tensor type.
     """
     header = GgufHeader.read(path)
-    _check_supported(path, header)
-    config = _config(path, header)
+    name, architecture = _architecture(path, header)
+    _check_types(path, header)
+    family, config = read_config(
+        config_json(path, header.fields, name, architecture, is_tied="output.weight" not in header.tensors)
+    )
+    if ROPE_FACTORS in header.tensors:
+        factors = _read(path, header.tensors[ROPE_FACTORS])
+        scaling = infer_rope_scaling(str(path), factors, config.head_dim, config.rope_theta)
+        config = dataclasses.replace(config, rope_scaling=scaling)
     return ForeignModel(
         where=str(path),
         config=config,
+        keys=family.keys,
         text=read_text_assets(path, header.fields),
         generation=GenerationDefaults(eos_token_ids=_eos_token_ids(path, header.fields, config)),
-        tensors={_hf_name(name): _lazy(path, tensor, config)
-                 for name, tensor in header.tensors.items() if name != ROPE_FACTORS},
+        tensors=dict(_tensors(path, header, architecture, config)),
         dtype=_dtype(header),
-    )  # fmt: skip
+    )
 
 
-def _check_supported(path: Path, header: GgufHeader) -> None:
-    if (architecture := header.fields.get("general.architecture")) != "llama":
-        raise UnsupportedModel(f"{path}: architecture {architecture!r} is not supported yet; supported: llama.")
-    if experts := header.fields.get("llama.expert_count"):
-        raise UnsupportedModel(f"{path}: a mixture of {experts} experts is not supported yet.")
+def _architecture(path: Path, header: GgufHeader) -> tuple[str, Architecture]:
+    name = str(header.fields.get("general.architecture"))
+    if name not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{path}: architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}."
+        )
+    is_mixtral = name == "llama" and header.fields.get("llama.expert_count")
+    return name, MIXTRAL if is_mixtral else ARCHITECTURES[name]
+
+
+def _check_types(path: Path, header: GgufHeader) -> None:
     for tensor in header.tensors.values():
         if tensor.quant not in QUANTS:
             known = ", ".join(quant.name for quant in QUANTS)
             raise UnsupportedModel(
                 f"{path}: tensor {tensor.name} has the unsupported type {tensor.quant.name}; supported: {known}."
             )
-
-
-def _config(path: Path, header: GgufHeader) -> ModelConfig:
-    fields = _Fields(path, header.fields)
-    heads, width = fields.count("attention.head_count"), fields.count("embedding_length")
-    head_dim = fields.count("attention.key_length", default=width // heads)
-    for other in ("attention.value_length", "rope.dimension_count"):
-        if (value := fields.count(other, default=head_dim)) != head_dim:
-            raise UnsupportedModel(f"{path}: llama.{other} {value} differs from the head's {head_dim}.")
-    theta = fields.number("rope.freq_base", default=10_000.0)
-    return ModelConfig(
-        vocab_size=fields.count("vocab_size", default=len(header.fields.get("tokenizer.ggml.tokens", []))),
-        num_layers=fields.count("block_count"),
-        embed_dim=width,
-        mlp_dim=fields.count("feed_forward_length"),
-        num_heads=heads,
-        num_kv_heads=fields.count("attention.head_count_kv", default=heads),
-        head_dim=head_dim,
-        max_seq_len=fields.count("context_length"),
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon", default=1e-5),
-        rope_theta=theta,
-        rope_scaling=_rope_scaling(path, header, head_dim, theta),
-        tie_embeddings="output.weight" not in header.tensors,
-    )
-
-
-class _Fields:
-    """The `llama.*` numbers of the metadata, with their types checked."""
-
-    def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
-        self._path = path
-        self._fields = fields
-
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self._fields.get(f"llama.{name}", default)
-        if not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"{self._path}: llama.{name} must be a positive whole number, got {value!r}.")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        """Floats are stored in 32 bits: 1e-5 must not become 9.999999747378752e-06."""
-        value = self._fields.get(f"llama.{name}", default)
-        if not isinstance(value, int | float) or not 0 < value < np.inf:
-            raise CheckpointError(f"{self._path}: llama.{name} must be a positive number, got {value!r}.")
-        return float(str(np.float32(value)))
-
-
-def _rope_scaling(path: Path, header: GgufHeader, head_dim: int, theta: float) -> RopeScaling | None:
-    kind = header.fields.get("llama.rope.scaling.type", "none")
-    if kind != "none":
-        raise UnsupportedModel(f"{path}: rope scaling {kind!r} is not supported; supported: llama3.")
-    if ROPE_FACTORS not in header.tensors:
-        return None
-    return infer_rope_scaling(str(path), _read(path, header.tensors[ROPE_FACTORS]), head_dim, theta)
 
 
 def _eos_token_ids(path: Path, fields: Mapping[str, Any], config: ModelConfig) -> tuple[int, ...]:
@@ -140,23 +94,43 @@ def _dtype(header: GgufHeader) -> str:
     return "bfloat16" if matrices and all(quant == Quant.BF16 for quant in matrices) else "float32"
 
 
-def _hf_name(name: str) -> str:
-    """A name that no table knows is passed on as it is, to be reported as unexpected."""
-    if match := _LAYER.fullmatch(name):
-        layer, part = match.groups()
-        return f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight" if part in _LAYER_NAMES else name
-    return _NAMES.get(name, name)
+def _tensors(
+    path: Path, header: GgufHeader, architecture: Architecture, config: ModelConfig
+) -> Iterator[tuple[str, LazyTensor]]:
+    """All tensors under Hugging Face's names."""
+    for tensor in header.tensors.values():
+        name = architecture.hf_name(tensor.name)
+        if EXPERT in name and tensor.shape[0] == config.num_experts:
+            for expert, part in enumerate(_parts(tensor)):
+                yield name.replace(EXPERT, str(expert)), _lazy(path, part, _as_it_is)
+        elif tensor.name != ROPE_FACTORS:
+            yield name, _lazy(path, tensor, _undo(name, architecture, config))
 
 
-def _lazy(path: Path, tensor: GgufTensor, config: ModelConfig) -> LazyTensor:
-    heads = {"attn_q.weight": config.num_heads, "attn_k.weight": config.num_kv_heads}.get(_part(tensor.name))
-    if heads is None:
-        return LazyTensor(tensor.shape, lambda: _read(path, tensor))
-    return LazyTensor(tensor.shape, lambda: _unpermute(_read(path, tensor), heads))
+def _parts(stack: GgufTensor) -> Iterator[GgufTensor]:
+    """The matrices of a stack, each as a tensor."""
+    count, *shape = stack.shape
+    size = stack.num_bytes // count
+    for index in range(count):
+        yield GgufTensor(stack.name, stack.quant, tuple(shape), stack.offset + index * size, size)
 
 
-def _part(name: str) -> str:
-    return name.split(".", 2)[-1]
+def _undo(name: str, architecture: Architecture, config: ModelConfig) -> Callable[[Array], Array]:
+    """What brings the numbers of a tensor back into Hugging Face's form."""
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
+    if architecture.is_interleaved and heads is not None:
+        return lambda rows: _unpermute(rows, heads)
+    if architecture.norm_offset and name.endswith("norm.weight"):
+        return lambda scale: scale - architecture.norm_offset
+    return _as_it_is
+
+
+def _as_it_is(numbers: Array) -> Array:
+    return numbers
+
+
+def _lazy(path: Path, tensor: GgufTensor, undo: Callable[[Array], Array]) -> LazyTensor:
+    return LazyTensor(tensor.shape, lambda: undo(_read(path, tensor)))
 
 
 def _read(path: Path, tensor: GgufTensor) -> Array:

@@ -13,7 +13,9 @@ from typing import Any
 from model.card import TextAssets
 from model.errors import CheckpointError, UnsupportedModel
 from model.foreign import check_tokenizer
+from model.gguf_sentencepiece import sentencepiece_json
 
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
 CONTROL, USER_DEFINED = 3, 4
 
 Json = dict[str, Any]
@@ -62,25 +64,34 @@ RULES: Mapping[str, Rule] = {
 def read_text_assets(path: Path, fields: Mapping[str, Any]) -> TextAssets:
     """The tokenizer, chat template and BOS rule in the metadata `fields` of the GGUF file `path`.
 
-    Raises UnsupportedModel for a tokenizer that is not byte-level BPE or has an unknown pre-tokenizer, CheckpointError
-    for missing or contradicting fields.
+    Raises UnsupportedModel for a tokenizer of another kind or with an unknown pre-tokenizer, CheckpointError for
+    missing or contradicting fields.
     """
-    rule = _rule(path, fields)
-    tokens, merges = _strings(path, fields, "tokens"), _strings(path, fields, "merges")
-    text = json.dumps(_tokenizer(rule, tokens, merges, _added_tokens(path, fields, tokens)), ensure_ascii=False)
+    kind = fields.get("tokenizer.ggml.model")
+    if kind not in (BYTE_LEVEL, SENTENCEPIECE):
+        raise UnsupportedModel(
+            f"{path}: tokenizer model {kind!r} is not supported; supported: {BYTE_LEVEL} (byte-level BPE), "
+            f"{SENTENCEPIECE} (SentencePiece BPE)."
+        )
+    tokens = _strings(path, fields, "tokens")
+    added = _added_tokens(path, fields, tokens)
+    if kind == SENTENCEPIECE:
+        adds_bos, tokenizer = True, sentencepiece_json(path, fields, tokens, added)
+    else:
+        rule = _rule(path, fields)
+        adds_bos, tokenizer = rule.add_bos, _tokenizer(rule, tokens, _strings(path, fields, "merges"), added)
+    text = json.dumps(tokenizer, ensure_ascii=False)
     check_tokenizer(str(path), text)
     return TextAssets(
         tokenizer_json=text,
         chat_template=fields.get("tokenizer.chat_template"),
         bos_token=_token(path, fields, tokens, "bos"),
         eos_token=_token(path, fields, tokens, "eos"),
-        add_bos=bool(fields.get("tokenizer.ggml.add_bos_token", rule.add_bos)),
+        add_bos=bool(fields.get("tokenizer.ggml.add_bos_token", adds_bos)),
     )
 
 
 def _rule(path: Path, fields: Mapping[str, Any]) -> Rule:
-    if (kind := fields.get("tokenizer.ggml.model")) != "gpt2":
-        raise UnsupportedModel(f"{path}: tokenizer model {kind!r} is not supported; supported: gpt2 (byte-level BPE).")
     name = str(fields.get("tokenizer.ggml.pre"))
     if name not in RULES:
         raise UnsupportedModel(f"{path}: pre-tokenizer {name!r} is not supported; supported: {', '.join(RULES)}.")

@@ -1,7 +1,8 @@
-"""Reads a Llama model from a Hugging Face folder: config, tokenizer and lazily read safetensors."""
+"""Reads a model from a Hugging Face folder: config, tokenizer and lazily read safetensors."""
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,15 @@ import tokenizers
 from safetensors import SafetensorError, safe_open
 
 from model.card import GenerationDefaults, TextAssets
-from model.config import ModelConfig
 from model.errors import CheckpointError, UnsupportedModel
+from model.families import read_config
+from model.families.family import Family
 from model.foreign import Array, ForeignModel, LazyTensor, check_tokenizer
+from model.hf_config import Json, text_fields
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 DTYPES = ("F32", "F16", "BF16")
-
-Json = Mapping[str, Any]
 
 
 def read_hf_folder(folder: Path) -> ForeignModel:
@@ -28,10 +29,12 @@ def read_hf_folder(folder: Path) -> ForeignModel:
     """
     config_json = _json(folder / "config.json")
     generation_json = _json(folder / "generation_config.json", required=False)
-    tensors, dtypes = _tensors(folder)
+    family, config = read_config(config_json)
+    tensors, dtypes = _tensors(folder, family)
     return ForeignModel(
         where=str(folder),
-        config=ModelConfig.from_hf(config_json),
+        config=config,
+        keys=family.keys,
         text=_text_assets(folder),
         generation=_generation(config_json, generation_json),
         tensors=tensors,
@@ -60,19 +63,28 @@ def _text(path: Path) -> str:
         raise CheckpointError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}.") from error
 
 
-def _tensors(folder: Path) -> tuple[dict[str, LazyTensor], set[str]]:
-    """All tensors by name, and the types that they are stored in."""
+def _tensors(folder: Path, family: Family) -> tuple[dict[str, LazyTensor], set[str]]:
+    """The tensors of the text model by the names that they have where there is nothing else, and their types."""
     tensors: dict[str, LazyTensor] = {}
     dtypes: set[str] = set()
     for path in _shards(folder):
         for name, shape, dtype in _table(path):
+            if family.ignored is not None and re.fullmatch(family.ignored, name):
+                continue
             if dtype not in DTYPES:
                 raise UnsupportedModel(
                     f"{path}: tensor {name} has type {dtype}, which is not supported; supported: {', '.join(DTYPES)}."
                 )
-            tensors[name] = _lazy(path, name, shape)
+            tensors[_text_name(name)] = _lazy(path, name, shape)
             dtypes.add(dtype)
     return tensors, dtypes
+
+
+def _text_name(name: str) -> str:
+    """Beside other parts, the text model's tensors are `language_model.model.*` or, newer, `model.language_model.*`."""
+    if name.startswith("model.language_model."):
+        return "model." + name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.")
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -153,7 +165,7 @@ def _generation(config: Json, generation: Json) -> GenerationDefaults:
     """Sampling numbers count only where the authors turn sampling on."""
     sampling = generation if generation.get("do_sample") else {}
     return GenerationDefaults(
-        eos_token_ids=tuple(dict.fromkeys([*_ids(config), *_ids(generation)])),
+        eos_token_ids=tuple(dict.fromkeys([*_ids(config), *_ids(text_fields(config)), *_ids(generation)])),
         temperature=sampling.get("temperature"),
         top_k=sampling.get("top_k"),
         top_p=sampling.get("top_p"),

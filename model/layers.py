@@ -13,7 +13,7 @@ from flax import nnx
 from qwix import QArray
 
 from model import axes
-from model.config import ModelConfig, RopeScaling
+from model.config import LinearScaling, ModelConfig, RopeScaling
 from model.packed import Packed, packed_product
 from model.quantized import quantized_product
 
@@ -29,6 +29,12 @@ def weight(
     fan_in = math.prod(shape[axis] for axis in inputs)
     values = jax.random.normal(rngs.params(), tuple(shape), jnp.float32) / math.sqrt(fan_in)
     return nnx.Param(values, logical_axes=tuple(logical_axes), inputs=tuple(inputs))
+
+
+def bias(rngs: nnx.Rngs, shape: Sequence[int], logical_axes: Sequence[str]) -> nnx.Param[jax.Array]:
+    """A float32 parameter that is added; random, so that tests see it."""
+    values = 0.1 * jax.random.normal(rngs.params(), tuple(shape), jnp.float32)
+    return nnx.Param(values, logical_axes=tuple(logical_axes), inputs=())
 
 
 def product(spec: str, x: jax.Array, weight: nnx.Param[jax.Array]) -> jax.Array:
@@ -54,33 +60,49 @@ def _check_inputs(spec: str, weight: nnx.Param[jax.Array]) -> None:
 class RMSNorm(nnx.Module):
     """Root-mean-square norm without mean or bias (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 
-    def __init__(self, width: int, eps: float) -> None:
-        self.scale = nnx.Param(jnp.ones(width, jnp.float32), logical_axes=(axes.EMBED,), inputs=())
+    def __init__(self, width: int, eps: float, offset: float = 0.0, axis: str = axes.EMBED) -> None:
+        """`offset` is what the stored scale lacks: Gemma's is 0 where it changes nothing."""
+        self.scale = nnx.Param(jnp.full(width, 1 - offset, jnp.float32), logical_axes=(axis,), inputs=())
         self.eps = eps
+        self.offset = offset
 
     def __call__(self, x_TD: jax.Array) -> jax.Array:
+        """Over the last axis, whatever comes before it."""
         mean_square = jnp.mean(x_TD * x_TD, axis=-1, keepdims=True)
-        return x_TD * jax.lax.rsqrt(mean_square + self.eps) * self.scale[...].astype(jnp.float32)
+        scale = self.scale[...].astype(jnp.float32)
+        return x_TD * jax.lax.rsqrt(mean_square + self.eps) * (scale + self.offset if self.offset else scale)
+
+
+def activate(kind: str, x: jax.Array) -> jax.Array:
+    """`kind` is one of `model.config.ACTIVATIONS`."""
+    return jax.nn.silu(x) if kind == "silu" else jax.nn.gelu(x, approximate=True)
 
 
 class GatedMLP(nnx.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202). Gate and up are one product."""
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202). Gate and up are one product."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         D, F = config.embed_dim, config.mlp_dim
         self.gate_up = weight(rngs, (D, 2, F), (axes.EMBED, axes.PAIR, axes.MLP), inputs=(0,))
         self.down = weight(rngs, (F, D), (axes.MLP, axes.EMBED), inputs=(0,))
+        self.activation = config.activation
 
     def __call__(self, x_TD: jax.Array) -> jax.Array:
         both_TCF = product("TD,DCF->TCF", x_TD, self.gate_up)
-        return product("TF,FD->TD", jax.nn.silu(both_TCF[:, 0]) * both_TCF[:, 1], self.down)
+        return product("TF,FD->TD", activate(self.activation, both_TCF[:, 0]) * both_TCF[:, 1], self.down)
 
 
-def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> jax.Array:
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | LinearScaling | None) -> jax.Array:
     """Radians per position of each rotated pair, float32[head_dim / 2] (Su et al. 2021, arXiv 2104.09864)."""
     exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
     frequencies = 1.0 / theta**exponents
-    return frequencies if scaling is None else _stretch(frequencies, scaling)
+    match scaling:
+        case None:
+            return frequencies
+        case LinearScaling():
+            return frequencies / scaling.factor
+        case RopeScaling():
+            return _stretch(frequencies, scaling)
 
 
 def _stretch(frequencies: jax.Array, s: RopeScaling) -> jax.Array:
@@ -90,13 +112,16 @@ def _stretch(frequencies: jax.Array, s: RopeScaling) -> jax.Array:
     return frequencies / s.factor * (1 - blend) + frequencies * blend
 
 
-def rope_table(positions_T: jax.Array, frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(cos, sin), each float32[T, 1, 1, head_dim / 2], made once per step for all layers."""
+RopeTable = tuple[jax.Array, jax.Array]
+"""(cos, sin), each float32[T, 1, 1, head_dim / 2], made once per step for all layers."""
+
+
+def rope_table(positions_T: jax.Array, frequencies: jax.Array) -> RopeTable:
     angles_T11H = (positions_T.astype(jnp.float32)[:, None] * frequencies)[:, None, None, :]
     return jnp.cos(angles_T11H), jnp.sin(angles_T11H)
 
 
-def rotate(x_TKAH: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x_TKAH: jax.Array, table: RopeTable) -> jax.Array:
     """Rotate pairs (i, i + head_dim/2), the layout of Hugging Face checkpoints (GGUF pairs neighbours instead)."""
     cos, sin = table
     left, right = jnp.split(x_TKAH, 2, axis=-1)

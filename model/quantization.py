@@ -3,7 +3,8 @@
 int8        one scale per output channel
 int4        groups of 32 consecutive inputs share a scale; `int4:64` and `int4:128` make the groups longer
 
-Norms stay as they are. Embeddings and the output head are int8 in either format: see ARCHITECTURE.md for the figures.
+Norms, biases and routers, whose few numbers decide much, stay as they are. Embeddings and the output head are int8 in
+either format: see ARCHITECTURE.md for the figures.
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ class Quantization:
 
         Raises QuantizationError when the groups do not divide its inputs.
         """
-        if not inputs:
+        if not inputs or logical_axes[-1] == axes.EXPERTS:
             return None
         if axes.VOCAB in logical_axes:
             return WeightFormat()

@@ -82,6 +82,21 @@ def quantized_product(spec: str, x: jax.Array, weight: qwix.QArray) -> jax.Array
     return product * jnp.expand_dims(scale, [axis for axis, letter in enumerate(out) if letter not in letters])
 
 
+def quantized_ragged_product(
+    x_MD: jax.Array, weight: qwix.QArray, counts_Z: jax.Array, expert_M: jax.Array
+) -> jax.Array:
+    """`model.experts.ragged_product` for such a weight, computed in the type of the scales."""
+
+    def ragged(matrices: jax.Array) -> jax.Array:
+        flat = matrices.reshape(*matrices.shape[:2], -1)
+        out_M = jax.lax.ragged_dot(x_MD.astype(weight.dtype), flat, counts_Z, preferred_element_type=jnp.float32)
+        return out_M.reshape(-1, *matrices.shape[2:])
+
+    if weight.qvalue.dtype == jnp.uint8:
+        return ragged(_dequantize_groups(weight, axis=1))
+    return ragged(weight.qvalue.astype(weight.dtype)) * weight.scale[:, 0].astype(jnp.float32)[expert_M]
+
+
 def quantized_rows(table: qwix.QArray, rows: jax.Array) -> jax.Array:
     """Rows of a table with one scale each, float32."""
     return table.qvalue[rows].astype(jnp.float32) * table.scale[rows].astype(jnp.float32)

@@ -30,6 +30,11 @@ class ParamSpec:
     inputs: tuple[int, ...]
     """Axes that products sum over; none for a norm."""
 
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it is a matrix for each expert, of which a row needs one."""
+        return axes.EXPERTS in self.logical_axes[:-1]
+
 
 @cache  # one for all programs: to make it takes as long as to trace one
 def abstract_decoder(config: ModelConfig, *, stacked: bool = True) -> Decoder:
@@ -103,7 +108,7 @@ def pack_onto(leaves: Iterable[tuple[Names, jax.Array]], config: ModelConfig) ->
     params: Params = {}
     for names, leaf in leaves:
         spec = specs[names]
-        if can_pack(leaf, spec.inputs):
+        if can_pack(leaf, spec.inputs) and not spec.is_of_experts:
             put(
                 params,
                 names,

@@ -8,6 +8,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Quant
 from gguf import GGUFWriter
 
+from model.config import ModelConfig
 from model.foreign import ForeignModel
 from model.hf_folder import read_hf_folder
 
@@ -67,6 +68,62 @@ def tiny_fields(model: ForeignModel) -> dict[str, object]:
         "tokenizer.ggml.bos_token_id": vocab["<|begin|>"], "tokenizer.ggml.eos_token_id": vocab["<|end|>"],
         "tokenizer.chat_template": model.text.chat_template,
     }  # fmt: skip
+
+
+ARCHITECTURES = {
+    "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "mixtral": "llama", "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}  # fmt: skip
+"""What GGUF calls the golden families; Mistral is a llama without its window there."""
+_QWEN_NAMES = {**GGUF_NAMES, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+_EXPERT_NAMES = {
+    "block_sparse_moe.gate": "ffn_gate_inp", "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
+    "mlp.gate": "ffn_gate_inp", "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
+}  # fmt: skip
+_GEMMA_NAMES = {
+    **_QWEN_NAMES, "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+
+
+def write_family_gguf(path: Path, name: str, model: ForeignModel, tensors: Mapping[str, np.ndarray]) -> Path:
+    """A golden family as llama.cpp's converter would write it; its tokenizer is that of another golden model."""
+    config, architecture = model.config, ARCHITECTURES[name]
+    fields = {key.replace("llama.", f"{architecture}."): value for key, value in tiny_fields(model).items()}
+    more = {
+        "attention.sliding_window": next(iter(config.windows), None),
+        "attention.sliding_window_pattern": [window is not None for window in config.windows] or None,
+        "attn_logit_softcapping": config.attention_softcap, "final_logit_softcapping": config.logits_softcap,
+        "expert_count": config.num_experts or None, "expert_used_count": config.experts_per_token or None,
+        "expert_feed_forward_length": config.mlp_dim if name == "qwen3_moe" else None,
+        "rope.scaling.type": "linear" if config.rope_scaling else None,
+        "rope.scaling.factor": config.rope_scaling.factor if config.rope_scaling else None,
+    }  # fmt: skip
+    fields |= {f"{architecture}.{key}": value for key, value in more.items()}
+    fields = {key: value for key, value in fields.items() if value is not None}
+    return write_gguf(path, fields, _family_tensors(name, config, tensors), architecture=architecture)
+
+
+def _family_tensors(name: str, config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    names = _GEMMA_NAMES if name.startswith("gemma") else _QWEN_NAMES
+    out: dict[str, np.ndarray] = {}
+    stacks: dict[str, list[np.ndarray]] = {}
+    for theirs, tensor in tensors.items():
+        if theirs in names:
+            out[names[theirs]] = tensor + (name.startswith("gemma") and "norm" in theirs)
+            continue
+        _, _, layer, rest = theirs.split(".", 3)
+        part, _, kind = rest.rpartition(".")
+        if "experts" in part:  # they come in the order of their numbers
+            stacks.setdefault(f"blk.{layer}.{_EXPERT_NAMES[part.split('.')[-1]]}.weight", []).append(tensor)
+        elif config.num_experts and part in _EXPERT_NAMES:
+            out[f"blk.{layer}.{_EXPERT_NAMES[part]}.weight"] = tensor
+        else:
+            heads = {"self_attn.q_proj": config.num_heads, "self_attn.k_proj": config.num_kv_heads}.get(part)
+            if name == "mixtral" and heads:
+                tensor = permute(tensor, heads)
+            out[f"blk.{layer}.{names[part]}.{kind}"] = tensor + (name.startswith("gemma") and part.endswith("norm"))
+    return out | {key: np.stack(parts) for key, parts in stacks.items()}
 
 
 def write_gguf(

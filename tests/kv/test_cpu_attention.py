@@ -18,9 +18,10 @@ def registered():
         cpu_attention.register(dtype)
 
 
-def attend(kernel, q, k, v, cache, group):
+def attend(kernel, q, k, v, cache, group, window=None, softcap=None):
     def run(q, k, v, cache, group):
-        return paged_attention(PagedView((group,)), kernel)(q, k, v, cache, jnp.int32(1))
+        attention = paged_attention(PagedView((group,)), kernel)
+        return attention(q, k, v, cache, jnp.int32(1), window=window, softcap=softcap)
 
     return jax.jit(run)(q, k, v, cache, group)
 
@@ -31,16 +32,17 @@ def random_cache(rng, dtype, kv_heads, page_size):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "heads", "kv_heads", "page_size"),
+    ("dtype", "heads", "kv_heads", "page_size", "window", "softcap"),
     [
-        ("float32", 4, 4, 1),
-        ("float32", 9, 3, 16),
-        ("float32", 8, 1, 4),
-        ("bfloat16", 9, 3, 4),
-        ("bfloat16", 4, 2, 16),
+        ("float32", 4, 4, 1, None, None),
+        ("float32", 9, 3, 16, None, None),
+        ("float32", 8, 1, 4, 37, None),
+        ("float32", 8, 4, 16, 16, 1.5),
+        ("bfloat16", 9, 3, 4, None, 1.5),
+        ("bfloat16", 4, 2, 16, None, None),
     ],
 )
-def test_equals_the_xla_form(dtype, heads, kv_heads, page_size):
+def test_equals_the_xla_form(dtype, heads, kv_heads, page_size, window, softcap):
     rng = np.random.default_rng(heads * page_size)
     lengths = [0, 1, page_size, page_size + 1, J * page_size, *rng.integers(1, J * page_size, 6)]
     S = len(lengths)
@@ -49,7 +51,7 @@ def test_equals_the_xla_form(dtype, heads, kv_heads, page_size):
     group = TileGroup(jnp.asarray(pages, jnp.int32), jnp.asarray(lengths, jnp.int32)[:, None] - 1)
     q, k, v = (jnp.asarray(rng.standard_normal((S, n, H)), jnp.float32) for n in (heads, kv_heads, kv_heads))
     (ours, stored), (expected, also_stored) = (
-        attend(kernel, q, k, v, cache, group) for kernel in (cpu_attention.decode_attention, None)
+        attend(kernel, q, k, v, cache, group, window, softcap) for kernel in (cpu_attention.decode_attention, None)
     )
     np.testing.assert_allclose(ours, expected, atol=2e-6 if dtype == "float32" else 2e-2)
     assert not ours[0].any(), "an empty row gives zeros"

@@ -19,11 +19,11 @@ def empty_cache(layers=2):
     return KVCache(jnp.zeros((layers, PAGES, K, H, G)), jnp.zeros((layers, PAGES, K, G, H)))
 
 
-def paged(groups, q, k, v, cache, layer):
-    return paged_attention(PagedView(groups))(q, k, v, cache, layer)
+def paged(groups, q, k, v, cache, layer, window=None, softcap=None):
+    return paged_attention(PagedView(groups))(q, k, v, cache, layer, window=window, softcap=softcap)
 
 
-attend = jax.jit(paged)
+attend = jax.jit(paged, static_argnames="softcap")
 encode_int8 = jax.jit(lambda x: encode(x, jnp.dtype("int8")))
 
 
@@ -52,6 +52,23 @@ def test_a_whole_prompt_equals_dense_attention(length, size):
     out, _ = attend((group,), q, k, v, empty_cache(), jnp.int32(1))
     expected, _ = dense_attention(jnp.zeros(total, int), jnp.arange(total))(q, k, v, None, jnp.int32(1))
     np.testing.assert_allclose(out[:length], expected[:length], atol=ATOL)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(1, None), (7, None), (130, None), (None, 0.5), (40, 0.5)])
+def test_windows_and_soft_caps_equal_dense_attention_and_pages_before_a_window_are_not_needed(window, softcap):
+    """The prompt in one step, then its last token again as a decode row, with null pages before its window."""
+    rng, total = np.random.default_rng(5), 200
+    pages = page_rows(rng, 1)[0]
+    q, k, v = random_qkv(rng, total)
+    rest = {"window": None if window is None else jnp.int32(window), "softcap": softcap}
+    out, cache = attend((tiles(pages, 0, total, 8),), q, k, v, empty_cache(), jnp.int32(1), **rest)
+    expected, _ = dense_attention(jnp.zeros(total, int), jnp.arange(total))(q, k, v, None, jnp.int32(1), **rest)
+    np.testing.assert_allclose(out, expected, atol=ATOL)
+    left = pages.copy()
+    left[: max(total - (window or total), 0) // G] = 0
+    last = (x[-1:] for x in (q, k, v))
+    out, _ = attend((tiles(left, total - 1, 1, 1),), *last, cache, jnp.int32(1), **rest)
+    np.testing.assert_allclose(out, expected[-1:], atol=ATOL)
 
 
 @pytest.mark.parametrize("size", [1, 8])

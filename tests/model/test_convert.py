@@ -10,6 +10,7 @@ from model.config import ModelConfig
 from model.convert import check_tensors, convert, convert_leaves, expected_shapes
 from model.decoder import Decoder
 from model.errors import CheckpointError, UnsupportedModel
+from model.families.llama import FAMILY
 from model.foreign import LazyTensor
 from tests.model_files import LLAMA3, TIED, tiny_tensors
 
@@ -33,7 +34,7 @@ def test_the_tree_is_the_decoders_own(folder):
     model = _model(folder)
     decoder = nnx.eval_shape(lambda: Decoder(model.config, nnx.Rngs(0)))
     decoders = {path: param.shape for path, param in nnx.to_flat_state(nnx.split(decoder)[1])}
-    tree = expected_shapes(model.config)
+    tree = expected_shapes(model.config, model.keys)
     ours = jax.tree.leaves_with_path(tree, is_leaf=lambda node: isinstance(node, tuple))
     assert {tuple(key.key for key in path): shape for path, shape in ours} == decoders
     assert _shapes(convert(model)) == tree
@@ -86,8 +87,8 @@ def test_all_misfits_are_told_at_once():
     with pytest.raises(CheckpointError) as caught:
         convert(model)
     assert str(caught.value) == (
-        f"{TIED} does not fit its own config: tensor model.layers.0.self_attn.q_proj.weight is missing; tensor "
-        "model.norm.weight has shape [3], expected [40]; tensor model.layers.1.self_attn.q_proj.bias is unexpected; "
+        f"{TIED} does not fit its own config: tensor model.norm.weight has shape [3], expected [40]; tensor "
+        "model.layers.0.self_attn.q_proj.weight is missing; tensor model.layers.1.self_attn.q_proj.bias is unexpected; "
         "and 1 more."
     )
 
@@ -147,6 +148,6 @@ def test_a_leaf_is_made_only_when_it_is_asked_for():
 
 
 def test_shapes_of_the_tiny_config():
-    shapes = expected_shapes(ModelConfig.tiny(tie_embeddings=False))
+    shapes = expected_shapes(ModelConfig.tiny(tie_embeddings=False), FAMILY.keys)
     assert shapes["layers"]["attention"]["qkv"] == (2, 48, 2, 4, 16)
     assert shapes["head"]["kernel"] == (48, 160)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from model.errors import CheckpointError
 from model.gguf_tokenizer import RULES, read_text_assets
 from serving.engine.tokenizer import Tokenizer
 
@@ -40,6 +41,45 @@ def _pieces(pre, text):
 )
 def test_rules_cut_text(pre, text, pieces):
     assert _pieces(pre, text) == pieces
+
+
+def _sentencepiece(**changes):
+    """Scores say that `ab` is made before `bc`, and that longer pieces come last."""
+    pieces = ["<unk>", "<s>", "▁", "a", "b", "c", "ab", "bc", "abc", "▁a", "<turn>"]
+    tokens = [*pieces, *(f"<0x{byte:02X}>" for byte in range(256))]
+    scores = [0.0] * 6 + [-1.0, -2.0, -3.0, -4.0] + [0.0] * 257
+    types = [2, 3, 1, 1, 1, 1, 1, 1, 1, 1, 3] + [6] * 256
+    fields = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": scores,
+              "tokenizer.ggml.token_type": types, "tokenizer.ggml.add_space_prefix": False}  # fmt: skip
+    return read_text_assets(Path("m.gguf"), fields | {key.replace("__", "."): value for key, value in changes.items()})
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("bc", ["bc"]),
+        ("abc", ["abc"]),
+        ("abbc", ["ab", "bc"]),
+        (" a", ["▁a"]),
+        ("a<turn>é", ["a", "<turn>", "<0xC3>", "<0xA9>"]),
+    ],
+)
+def test_sentencepiece_merges_the_best_score_first(text, pieces):
+    tokenizer = tokenizers.Tokenizer.from_str(_sentencepiece().tokenizer_json)
+    assert tokenizer.encode(text).tokens == pieces
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_sentencepiece_puts_a_space_in_front_unless_told_not_to():
+    text = _sentencepiece(tokenizer__ggml__add_space_prefix=True)
+    tokenizer = tokenizers.Tokenizer.from_str(text.tokenizer_json)
+    assert tokenizer.encode("a").tokens == ["▁a"] and tokenizer.decode(tokenizer.encode("a b").ids) == "a b"
+    assert text.add_bos, "unless the file says otherwise"
+
+
+def test_sentencepiece_needs_its_scores():
+    with pytest.raises(CheckpointError, match=r"lacks tokenizer\.ggml\.scores for its 267 tokens"):
+        _sentencepiece(tokenizer__ggml__scores=[1.0])
 
 
 def test_every_rule_decodes_what_it_encodes():

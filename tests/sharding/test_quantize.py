@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from model.attention import dense_attention
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
 from model.errors import CheckpointError, QuantizationError
@@ -13,7 +14,7 @@ from model.quantization import Quantization
 from model.tree import names_of, put
 from sharding import checkpoint
 from sharding.mesh import make_mesh
-from sharding.params import abstract_params
+from sharding.params import abstract_params, bind, init_params, weight_formats
 from sharding.quantize import quantize_leaves, quantize_onto
 from sharding.rules import choose_rules
 from sharding.sizes import device_bytes, num_bytes
@@ -92,3 +93,21 @@ def test_a_device_holds_its_share():
 def test_groups_that_do_not_fit_the_model_are_refused():
     with pytest.raises(QuantizationError, match=r"do not divide the \d+ inputs of layers\.\w+\.\w+"):
         abstract(quantization=Quantization.parse("int4:128"))
+
+
+def test_experts_are_quantised_and_what_is_small_stays_float():
+    config = dataclasses.replace(
+        CONFIG, num_layers=1, num_experts=4, experts_per_token=2, qkv_bias=True, qk_norm=True, sandwich_norms=True
+    )
+    int8 = Quantization.parse("int8")
+    quantised = {".".join(names) for names in weight_formats(config, int8)}
+    matrices = {"attention.qkv", "attention.out", "mlp.gate_up", "mlp.down"}
+    assert quantised == {"embed.embedding", "head.kernel", *(f"layers.{name}" for name in matrices)}
+    floats, rounded = init_params(config), {}
+    for names, leaf in quantize_leaves(((n, np.asarray(x)) for n, x in flat(floats)), config, int8):
+        put(rounded, names, leaf)
+    tokens = np.arange(12)
+    attend = dense_attention(np.zeros(12, int), tokens)
+    logits = jax.jit(lambda params: bind(config, params)(tokens, tokens, attend)[0])
+    exact, near = (np.asarray(logits(params)) for params in (floats, rounded))
+    assert 0 < np.abs(near - exact).max() < 0.1 * np.abs(exact).max()

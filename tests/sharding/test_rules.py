@@ -48,10 +48,13 @@ def test_a_mesh_axis_is_used_once_per_array():
         rules.partition((axes.HEADS, axes.MLP))
 
 
+EVERYTHING = {"qkv_bias": True, "qk_norm": True, "sandwich_norms": True, "num_experts": 4, "experts_per_token": 2}
+
+
 @pytest.mark.parametrize("tensor", [1, 2, 3, 4])
-@pytest.mark.parametrize("tied", [True, False])
-def test_every_parameter_is_split_evenly_or_whole(tensor, tied):
-    config = ModelConfig.tiny(tie_embeddings=tied)
+@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False}, EVERYTHING])
+def test_every_parameter_is_split_evenly_or_whole(tensor, changes):
+    config = ModelConfig.tiny(**changes)
     spec = MeshSpec(tensor=tensor)
     mesh, rules = make_mesh(spec), choose_rules(config, spec)
     abstract = abstract_params(config, mesh, rules, "float32")

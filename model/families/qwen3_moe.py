@@ -1,0 +1,33 @@
+"""Qwen 3 with a mixture of experts in every layer (arXiv 2505.09388)."""
+
+from model.config import ModelConfig
+from model.errors import UnsupportedModel
+from model.families.family import Family
+from model.families.qwen2 import windows
+from model.hf_config import HfConfig
+from model.keys import ATTENTION, EMBEDDINGS, NORMS, QK_NORMS, experts
+
+
+def _read(config: HfConfig) -> ModelConfig:
+    config.refuse("attention_bias")
+    if config["decoder_sparse_step"] != 1 or config.get("mlp_only_layers"):
+        raise UnsupportedModel("config.json has layers without experts among those with them; all or none must have.")
+    return ModelConfig(
+        **{**config.shape(), "mlp_dim": config["moe_intermediate_size"]},
+        qk_norm=True,
+        windows=windows(config),
+        num_experts=config.get("num_experts") or config["num_local_experts"],
+        experts_per_token=config["num_experts_per_tok"],
+        norm_expert_shares=bool(config["norm_topk_prob"]),
+    )
+
+
+FAMILY = Family(
+    ("qwen3_moe",),
+    _read,
+    (*EMBEDDINGS, *ATTENTION, *QK_NORMS, *experts("mlp", "gate_proj", "up_proj", "down_proj"), *NORMS),
+    {
+        "num_key_value_heads": 4, "decoder_sparse_step": 1, "num_experts_per_tok": 8, "norm_topk_prob": False,
+        "moe_intermediate_size": 768, "sliding_window": 4096, "max_window_layers": 28,
+    },
+)  # fmt: skip
