@@ -11,17 +11,21 @@ from kv.page_pool import NULL_PAGE
 class PageTable:
     def __init__(self, num_slots: int, pages_per_slot: int) -> None:
         self.page_indices_BJ: NDArray[np.int32] = np.full((num_slots, pages_per_slot), NULL_PAGE, np.int32)
-        """Row b lists the pages of slot b in token order, then the null page."""
+        """Row b lists the pages of slot b in token order, then the null page; which also stands for trimmed ones."""
         self.num_pages_B: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        """Trimmed pages are counted: a token's position says where its page stands."""
+        self.num_trimmed_B: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        """The first so many pages have been given back."""
 
     @property
     def pages_per_slot(self) -> int:
         return int(self.page_indices_BJ.shape[1])
 
-    def pages(self, slot: int, start: int = 0, end: int | None = None) -> list[int]:
+    def pages(self, slot: int, start: int | None = None, end: int | None = None) -> list[int]:
         """The slot's pages in token order, or those from `start` to before `end`."""
+        first = int(self.num_trimmed_B[slot]) if start is None else start
         last = int(self.num_pages_B[slot]) if end is None else end
-        return self.page_indices_BJ[slot, start:last].tolist()
+        return self.page_indices_BJ[slot, first:last].tolist()
 
     def append(self, slot: int, pages: Sequence[int]) -> None:
         start = int(self.num_pages_B[slot])
@@ -37,11 +41,19 @@ class PageTable:
         self.page_indices_BJ[slots, ends] = pages
         self.num_pages_B[slots] = ends + 1  # of a repeated slot the last one counts
 
+    def trim(self, slot: int, count: int) -> list[int]:
+        """Give back the first `count` pages; returns those that were still there."""
+        assert count <= self.num_pages_B[slot], f"slot {slot} has no {count} pages to give back"
+        pages = self.pages(slot, end=count)
+        self.page_indices_BJ[slot, :count] = NULL_PAGE
+        self.num_trimmed_B[slot] = count
+        return pages
+
     def clear(self, slot: int) -> list[int]:
         """Empty the row and return the pages it held."""
         pages = self.pages(slot)
-        self.page_indices_BJ[slot, : len(pages)] = NULL_PAGE
-        self.num_pages_B[slot] = 0
+        self.page_indices_BJ[slot, : self.num_pages_B[slot]] = NULL_PAGE
+        self.num_pages_B[slot] = self.num_trimmed_B[slot] = 0
         return pages
 
     def held_pages(self) -> list[int]:

@@ -80,7 +80,7 @@ def tiny_engine(
 
 @cache
 def _programs(model, mesh, quantize=None, kv_dtype=None):
-    slots, tiles = (2 if quantize else 4, 2) if mesh == ONE_DEVICE else (2, 1)
+    slots, tiles = (4 if (model, quantize) == (CONFIG, None) else 2, 2) if mesh == ONE_DEVICE else (2, 1)
     config = EngineConfig(
         "none",
         mesh=mesh,

@@ -53,6 +53,7 @@ def _commit_chunks(step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster)
     for row, sequence, num_written in step.prefilled:
         if tokens_RI[row, 0] != NOT_FINITE:
             roster.pages.publish(sequence, num_written)
+            roster.pages.trim(sequence, num_written)
             if (news := told.get(sequence.request_id)) and sequence.finish_reason is None:
                 sequence.num_prompt_told += len(news)
                 outputs.append(SequenceOutput(sequence.request_id, prompt_logprobs=news))

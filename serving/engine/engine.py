@@ -129,6 +129,7 @@ class Engine:
             pages_per_slot=spec.pages_per_slot,
             page_size=self._limits.page_size,
             prefix_cache=self._prefix_cache,
+            window=spec.config.window,
         )
 
     def step(self, now: float = 0.0) -> tuple[SequenceOutput, ...]:
@@ -136,6 +137,7 @@ class Engine:
         seconds, have passed."""
         self._clock.start_step()
         outputs = [self._finish_late(sequence, now) for sequence in self._roster.waiting.overdue(now)]
+        self._roster.trim()
         plan = self._plan()
         self._commit_plan(plan)
         dispatched = self._dispatch(plan) if plan.has_work else None

@@ -31,11 +31,15 @@ class Match:
 
 
 class SlotPages:
-    def __init__(self, pool: PagePool, cache: PrefixCache, table: PageTable, page_size: int) -> None:
+    def __init__(
+        self, pool: PagePool, cache: PrefixCache, table: PageTable, page_size: int, window: int | None = None
+    ) -> None:
+        """`window` is the longest of all layers, None where some layer has none."""
         self._pool = pool
         self._cache = cache
         self._table = table
         self._page_size = page_size
+        self._window = window
 
     @property
     def num_free(self) -> int:
@@ -90,6 +94,22 @@ class SlotPages:
         keys = sequence.keys.first(sequence.token_ids, count, start)
         self._cache.publish(keys, self._table.pages(sequence.slot, start, count))
         sequence.num_published = count
+
+    def may_trim(self, num_tokens_B: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Slots that `trim` may take pages from when they have so many tokens, read or not."""
+        if self._window is None:
+            return np.zeros(0, np.intp)
+        return np.flatnonzero((num_tokens_B - self._window) // self._page_size > self._table.num_trimmed_B)
+
+    def trim(self, sequence: Sequence, num_written: int) -> None:
+        """Give back pages before the window of all tokens to come, when tokens before `num_written` are in pages, of a
+        step that has completed. They are published first: as long as nobody needs their room, others find them."""
+        if self._window is None or sequence.slot == NO_SLOT:
+            return
+        count = max(num_written + 1 - self._window, 0) // self._page_size
+        if count > self._table.num_trimmed_B[sequence.slot]:
+            self.publish(sequence, num_written)
+            self._pool.release(reversed(self._table.trim(sequence.slot, count)))
 
     def release(self, sequence: Sequence) -> None:
         """Last page first, so that the cache loses the end of a text before its beginning."""

@@ -22,12 +22,19 @@ from serving.request import FinishReason, Load
 
 class Roster:
     def __init__(
-        self, pool: PagePool, *, num_slots: int, pages_per_slot: int, page_size: int, prefix_cache: bool
+        self,
+        pool: PagePool,
+        *,
+        num_slots: int,
+        pages_per_slot: int,
+        page_size: int,
+        prefix_cache: bool,
+        window: int | None = None,
     ) -> None:
         self._pool = pool
         self._page_size = page_size
         self.table = PageTable(num_slots, pages_per_slot)
-        self.pages = SlotPages(pool, PrefixCache(pool, enabled=prefix_cache), self.table, page_size)
+        self.pages = SlotPages(pool, PrefixCache(pool, enabled=prefix_cache), self.table, page_size, window)
         self.settings = SlotSettings(num_slots)
         self.slots = SlotTable(num_slots)
         self.waiting = WaitingQueue()
@@ -66,6 +73,13 @@ class Roster:
             self._siblings.hold(sequence)
         else:
             self.waiting.add(sequence)
+
+    def trim(self) -> None:
+        """Give back pages of decoding sequences that have fallen out of the window of every layer."""
+        for slot in self.pages.may_trim(self.slots.num_tokens_B).tolist():
+            sequence = self.slots.sequences[slot]
+            if sequence is not None and self.slots.decodes_B[slot]:  # chunks see to theirs as they are read
+                self.pages.trim(sequence, len(sequence.token_ids) - 1)
 
     def commit(self, plan: StepPlan, step: int) -> None:
         """Carry out what a plan says of slots and pages; `step` counts plans."""
