@@ -56,21 +56,28 @@ def test_any_history_keeps_the_pool_whole(history):
         pool.check_integrity([page for pages in holders for page in pages])
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=30))
-def test_a_page_table_row_lists_its_pages_in_order_then_the_null_page(history):
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 6)), max_size=30))
+def test_a_page_table_row_lists_its_pages_in_order_with_the_null_page_before_and_behind_them(history):
     table, expected, next_page = PageTable(num_slots=3, pages_per_slot=6), {0: [], 1: [], 2: []}, 1
-    for slot, count in history:
+    for slot, count, to_trim in history:
         if len(expected[slot]) + count > table.pages_per_slot:
-            assert table.clear(slot) == expected[slot]
+            assert table.clear(slot) == held(expected[slot])
             expected[slot] = []
         pages = list(range(next_page, next_page + count))
         next_page += count
         table.append(slot, pages)
         expected[slot] += pages
+        if table.num_trimmed_B[slot] <= to_trim <= len(expected[slot]):
+            assert table.trim(slot, to_trim) == held(expected[slot][:to_trim])
+            expected[slot][:to_trim] = [NULL_PAGE] * to_trim
     for slot, pages in expected.items():
-        assert table.pages(slot) == pages and table.num_pages_B[slot] == len(pages)
+        assert table.pages(slot) == held(pages) and table.num_pages_B[slot] == len(pages)
         assert table.page_indices_BJ[slot].tolist() == pages + [NULL_PAGE] * (6 - len(pages))
-    assert sorted(table.held_pages()) == sorted(page for pages in expected.values() for page in pages)
+    assert sorted(table.held_pages()) == sorted(held([page for pages in expected.values() for page in pages]))
+
+
+def held(pages):
+    return [page for page in pages if page != NULL_PAGE]
 
 
 @pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
