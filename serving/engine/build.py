@@ -64,7 +64,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     dtype = config.dtype or checkpoint.saved_dtype(config.checkpoint)
     quantization = choose_quantization(config.quantize, card.quantization)
     platform = mesh.devices.flat[0].platform
-    for note in format_notes(platform, quantization, config.kv_dtype or dtype, dtype):
+    for note in format_notes(platform, quantization, config.kv_dtype or dtype, dtype, card.config.num_experts):
         logger.warning("%s", note)
     weights = load_weights(config, card, mesh, rules, dtype, progress)
     programs = make_programs(config, card, weights, mesh, rules, dtype, progress)

@@ -16,3 +16,8 @@ def test_a_cpu_says_what_it_does_not_gain(quantize, kv, words):
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
     assert all("widen" in note for note in notes), "the reason is told"
     assert format_notes("tpu", quantization, kv, "float32") == ()
+
+
+def test_a_cpu_says_that_experts_are_slow():
+    [note] = format_notes("cpu", None, "float32", "float32", num_experts=8)
+    assert "8 experts" in note
