@@ -1,10 +1,9 @@
 """Decoder: the transformer of all families; ModelConfig says how they differ.
 
-Layers are stacked on a leading axis and scanned, or kept one by one.
-Scanned, one compiled layer body serves all layers, so that compile time does not grow with depth. A CPU copies each
-layer's slice of a stacked weight before it multiplies, which costs as much as the product of one row, so decode there
-takes layers that have their own arrays. The cache is carried, never passed as a scan's input or output slices: those
-would be copied.
+Layers are stacked on a leading axis and scanned, or kept one by one. Scanned, one compiled layer body serves all
+layers, so that compile time does not grow with depth. A CPU copies each layer's slice of a stacked weight before it
+multiplies, which costs as much as the product of one row, so decode there takes layers that have their own arrays. The
+cache is carried, never passed as a scan's input or output slices: those would be copied.
 """
 
 import math
@@ -80,7 +79,7 @@ class Head(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Parameters as a nested dict are documented in `model.convert`, which fills them."""
+    """Parameters as a nested dict are documented in `model.keys`, and `model.convert` fills them."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, stacked: bool = True) -> None:
         self.config = config
@@ -165,7 +164,7 @@ def _scan(body: Any, carry: Any, states: Any, num_layers: int) -> Any:
 def _ropes(config: ModelConfig, positions_T: jax.Array) -> Callable[[jax.Array], RopeTable]:
     """The rope table of each layer, by its index: one for all, or one for those with a window and one for the rest."""
     table = rope_table(positions_T, rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
-    if config.local_rope_theta is None:
+    if config.local_rope_theta is None or not config.windows:
         return lambda index: table
     local = rope_table(positions_T, rope_frequencies(config.head_dim, config.local_rope_theta, None))
     has_window = [window is not None for window in config.windows]

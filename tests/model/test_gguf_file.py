@@ -95,7 +95,15 @@ def test_k_quants_written_by_hand(tmp_path, quant):
 
 @pytest.mark.parametrize(
     ("quant", "error"),
-    [(Quant.F16, 1e-3), (Quant.BF16, 8e-3), (Quant.Q8_0, 0.02), (Quant.Q4_0, 0.3), (Quant.Q4_1, 0.2)],
+    [
+        (Quant.F16, 1e-3),
+        (Quant.BF16, 8e-3),
+        (Quant.Q8_0, 0.02),
+        (Quant.Q4_0, 0.3),
+        (Quant.Q4_1, 0.2),
+        (Quant.Q5_0, 0.15),
+        (Quant.Q5_1, 0.1),
+    ],
 )
 def test_other_quants_are_near_what_was_quantised(tmp_path, quant, error):
     numbers = np.random.default_rng(0).uniform(-1, 1, (3, 64)).astype(np.float32)
