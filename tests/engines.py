@@ -123,8 +123,8 @@ def decode_memory():
 class CountingPrograms:
     """Stands where `Programs` stands, without a device: the token at each position is `counted(position)`."""
 
-    def __init__(self, num_slots, max_tiles, max_trips=1):
-        self.spec = StepSpec(CONFIG, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS, max_trips=max_trips)
+    def __init__(self, num_slots, max_tiles, max_trips=1, config=CONFIG):
+        self.spec = StepSpec(config, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS, max_trips=max_trips)
         self.shapes = step_shapes(num_slots, max_tiles)
         self.num_to_fail = 0
 
@@ -146,10 +146,10 @@ def counted(position):
     return (position * 7 + 3) % 50
 
 
-def counting_engine(limits, *, num_slots=4, num_pages=60, **changes):
+def counting_engine(limits, *, num_slots=4, num_pages=60, config=CONFIG, **changes):
     """An engine whose answers are known and whose steps take no time: for traces of thousands of steps."""
     settings = {"eos_token_ids": (), "max_seq_len": MAX_SEQ_LEN, "max_waiting": 1024, "trip_s": 0.0, **changes}
-    programs = CountingPrograms(num_slots, limits.max_tiles, limits.max_trips)
+    programs = CountingPrograms(num_slots, limits.max_tiles, limits.max_trips, config)
     return Engine(programs, PagePool(num_pages + 1), limits, draw_seed=lambda bits: 0, **settings)
 
 
