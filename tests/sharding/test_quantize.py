@@ -95,6 +95,7 @@ def test_groups_that_do_not_fit_the_model_are_refused():
         abstract(quantization=Quantization.parse("int4:128"))
 
 
+@pytest.mark.slow
 def test_experts_are_quantised_and_what_is_small_stays_float():
     config = dataclasses.replace(
         CONFIG, num_layers=1, num_experts=4, experts_per_token=2, qkv_bias=True, qk_norm=True, sandwich_norms=True
