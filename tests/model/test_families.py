@@ -66,6 +66,12 @@ def test_fields_that_a_config_leaves_out_are_those_of_the_authors_code():
     assert gemma2.windows == (4096, None, 4096, None)
 
 
+def test_the_text_model_has_the_last_word_on_tied_embeddings():
+    assert not config_of(GEMMA_4B, tie_word_embeddings=False).tie_embeddings
+    text = {**GEMMA_4B["text_config"], "tie_word_embeddings": True}
+    assert config_of(GEMMA_4B, tie_word_embeddings=False, text_config=text).tie_embeddings
+
+
 def test_rope_is_read_in_its_old_and_its_new_form():
     old = config_of(GEMMA_4B)
     ropes = {
