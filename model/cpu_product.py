@@ -27,7 +27,7 @@ JOB_WORDS = OUTPUTS + 1
 # A tile of rows x columns is summed in registers: of 32 of 16 floats, or of 16 of 8 floats.
 _LANES, _TILE_ROWS, _SUMS = (16, 12, 24) if binding.get_host_cpu_features().get("avx512f") else (8, 6, 12)
 _BLOCK = 128  # inputs whose weights stay in the first cache
-_FLOAT, _INT, _WORD = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_FLOAT, _BYTE, _INT, _WORD = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INT, _LANES)
 
 
@@ -36,20 +36,21 @@ def _add_tile(typing_context, rows, x, panel, out, depth, inputs, outputs, ahead
     """out[:rows, :WIDTH] += x[:rows, :depth] . panel[:depth], for at most _TILE_ROWS rows.
 
     Addresses of float32 x[rows, inputs] and out[rows, outputs], and of the panel's `element`s: np.float32 as
-    [inputs, WIDTH], or np.uint16 for bfloat16 as [inputs / 2, WIDTH, 2], where a pair of inputs shares 32 bits.
+    [inputs, WIDTH], or np.uint16 for bfloat16 as [inputs / 2, WIDTH, 2], where a pair of inputs shares 32 bits, or
+    np.int8 as [inputs, WIDTH].
     Meanwhile `ahead_step` bytes from `ahead` on are fetched for each input: what is read next.
     """
 
     def generate(context, builder, signature, arguments):
         rows, *rest, _ = arguments
-        pair = signature.args[9].instance_type == types.uint16
+        kind = {types.float32: _FLOAT, types.uint16: _INT, types.int8: _BYTE}[signature.args[9].instance_type]
         done = builder.append_basic_block("done")
         cases = builder.switch(rows, done)
         for count in range(1, _TILE_ROWS + 1):
             block = builder.append_basic_block(f"rows_{count}")
             cases.add_case(_word(count), block)
             builder.position_at_end(block)
-            _generate_tile(builder, count, pair, *rest)
+            _generate_tile(builder, count, kind, *rest)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -58,20 +59,20 @@ def _add_tile(typing_context, rows, x, panel, out, depth, inputs, outputs, ahead
     return types.void(*[integer] * 9, element), generate
 
 
-def _generate_tile(builder, rows, pair, x, panel, out, depth, inputs, outputs, ahead, ahead_step):
+def _generate_tile(builder, rows, kind, x, panel, out, depth, inputs, outputs, ahead, ahead_step):
     """As many columns at a time as there are registers for; the first ones fetch."""
     columns = min(WIDTH, _SUMS // rows * _LANES)
     columns = next(size for size in range(columns, 0, -_LANES) if WIDTH % size == 0)
     x = builder.inttoptr(x, _FLOAT.as_pointer())
     out = builder.inttoptr(out, _FLOAT.as_pointer())
-    panel = builder.inttoptr(panel, (_INT if pair else _FLOAT).as_pointer())
+    panel = builder.inttoptr(panel, kind.as_pointer())
     for first in range(0, WIDTH, columns):
         fetch = (ahead, ahead_step) if first == 0 else None
         taken = range(first, first + columns, _LANES)
-        _generate_columns(builder, rows, taken, pair, x, panel, out, depth, inputs, outputs, fetch)
+        _generate_columns(builder, rows, taken, kind, x, panel, out, depth, inputs, outputs, fetch)
 
 
-def _generate_columns(builder, rows, columns, pair, x, panel, out, depth, inputs, outputs, fetch):
+def _generate_columns(builder, rows, columns, kind, x, panel, out, depth, inputs, outputs, fetch):
     row_starts = [builder.gep(x, [builder.mul(inputs, _word(row))]) for row in range(rows)]
     targets = [
         [_vector_at(builder, out, builder.add(builder.mul(outputs, _word(row)), _word(column))) for column in columns]
@@ -90,23 +91,26 @@ def _generate_columns(builder, rows, columns, pair, x, panel, out, depth, inputs
                 term = builder.fmul(number, weight, flags=("contract",))
                 builder.store(builder.fadd(builder.load(place), term, flags=("contract",)), place)
 
-    def load(line, kind):
+    def load(line):
         start = builder.gep(panel, [builder.mul(line, _word(WIDTH))])
-        places = (builder.bitcast(builder.gep(start, [_word(column)]), kind.as_pointer()) for column in columns)
-        return [builder.load(place, align=4) for place in places]
+        vector = ir.VectorType(kind, _LANES).as_pointer()
+        places = (builder.bitcast(builder.gep(start, [_word(column)]), vector) for column in columns)
+        return [builder.load(place, align=kind.width // 8 if kind is not _FLOAT else 4) for place in places]
 
     copy(targets, sums, align=4)
-    with cgutils.for_range_slice(builder, _word(0), depth, _word(2 if pair else 1)) as (index, _):
+    with cgutils.for_range_slice(builder, _word(0), depth, _word(2 if kind is _INT else 1)) as (index, _):
         if fetch is not None:
             _fetch(builder, index, *fetch)
-        if pair:
-            both = load(builder.lshr(index, _word(1)), _INTS)
+        if kind is _INT:
+            both = load(builder.lshr(index, _word(1)))
             low = [builder.shl(bits, ir.Constant(_INTS, [16] * _LANES)) for bits in both]
             high = [builder.and_(bits, ir.Constant(_INTS, [0xFFFF0000] * _LANES)) for bits in both]
             add(index, [builder.bitcast(bits, _FLOATS) for bits in low])
             add(builder.add(index, _word(1)), [builder.bitcast(bits, _FLOATS) for bits in high])
+        elif kind is _BYTE:
+            add(index, [builder.sitofp(builder.sext(numbers, _INTS), _FLOATS) for numbers in load(index)])
         else:
-            add(index, load(index, _FLOATS))
+            add(index, load(index))
     copy(sums, targets)
 
 

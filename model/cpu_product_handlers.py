@@ -35,6 +35,7 @@ def _serve(frame, task, element):
 
 _float32_task = address_of("podstream_product_float32_task")
 _bfloat16_task = address_of("podstream_product_bfloat16_task")
+_int8_task = address_of("podstream_product_int8_task")
 
 
 def _help_float32(address):
@@ -44,6 +45,11 @@ def _help_float32(address):
 
 def _help_bfloat16(address):
     work(address, np.uint16)
+    let_go(address)
+
+
+def _help_int8(address):
+    work(address, np.int8)
     let_go(address)
 
 
@@ -61,14 +67,22 @@ def _handle_bfloat16(frame):
     return 0
 
 
+def _handle_int8(frame):
+    frame_words = carray(frame, (15,), np.int64)
+    if not answer_metadata(frame_words):
+        _serve(frame_words, _int8_task(), np.int8)
+    return 0
+
+
 def compile_handler(dtype: str) -> tuple[Any, Any]:
-    """The handler for weights of `dtype`, `float32` or `bfloat16`, with its `address`, and what must live with it.
+    """The handler for weights of `dtype`, one of `model.packed.DTYPES`, with its `address`, and what must live with it.
 
     Slow once, then from Numba's cache.
     """
     help_out, handle = {
         "float32": (_help_float32, _handle_float32),
         "bfloat16": (_help_bfloat16, _handle_bfloat16),
+        "int8": (_help_int8, _handle_int8),
     }[dtype]
     task = cfunc(types.void(WORD), cache=True)(help_out)
     binding.add_symbol(f"podstream_product_{dtype}_task", task.address)

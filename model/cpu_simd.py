@@ -188,12 +188,14 @@ def _narrow(x, element):
 
 
 def num_bytes(element):
-    """Size of np.float32 or np.uint16; see the overload."""
+    """Size of np.float32, np.uint16 or np.int8; see the overload."""
     raise NotImplementedError
 
 
 @overload(num_bytes, inline="always")
 def _num_bytes(element):
+    if element.instance_type == types.int8:
+        return lambda element: 1
     return (lambda element: 2) if _is_bfloat16(element) else (lambda element: 4)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "int8")
 """Types of weights that the kernel reads."""
 WIDTH = 32  # that of `model.cpu_product`, which takes a second to import
 
@@ -24,11 +24,14 @@ class Packed:
     """A weight, or those of all layers. Stands where a `jax.Array` could stand in a tree of parameters."""
 
     panels: jax.Array
-    """float32[L, panels, I, WIDTH], or bfloat16[L, panels, I / 2, WIDTH, 2]: I inputs, the last panel filled with 0."""
+    """float32 or int8[L, panels, I, WIDTH], or bfloat16[L, panels, I / 2, WIDTH, 2]: I inputs, the last panel filled
+    with 0."""
     layer: jax.Array
     """int32[1]: the layer that products read."""
     outputs: tuple[int, ...] = field(metadata={"static": True})
     """Lengths of the output axes."""
+    scale_LO: jax.Array | None = None
+    """Of the outputs of int8."""
 
     def of_layer(self, layer: jax.Array) -> "Packed":
         """The same panels, of which products read another layer, an int32 scalar."""
@@ -53,14 +56,18 @@ def register(dtype: str) -> None:
 def can_pack(weight: jax.Array | jax.ShapeDtypeStruct, inputs: Sequence[int]) -> bool:
     """Whether it is a matrix of a known type; two bfloat16 inputs share a word."""
     num_inputs = prod(weight.shape[axis] for axis in inputs)
-    return bool(inputs) and str(weight.dtype) in DTYPES and (weight.dtype == jnp.float32 or num_inputs % 2 == 0)
+    return bool(inputs) and str(weight.dtype) in DTYPES and (weight.dtype != jnp.bfloat16 or num_inputs % 2 == 0)
 
 
-def pack(weight: jax.Array, inputs: Sequence[int], *, stacked: bool) -> Packed:
-    """`weight`, whose axes `inputs` products sum over; with `stacked` its first axis is that of layers."""
+def pack(weight: jax.Array, inputs: Sequence[int], *, stacked: bool, scale: jax.Array | None = None) -> Packed:
+    """`weight`, whose axes `inputs` products sum over; with `stacked` its first axis is that of layers.
+
+    int8 comes with the `scale` of a `qwix.QArray`: one for each output.
+    """
     lengths = tuple(size for axis, size in enumerate(weight.shape) if axis not in inputs)
     panels = _panels(weight, tuple(inputs), stacked=stacked)
-    return Packed(panels, jnp.zeros(1, jnp.int32), lengths[1:] if stacked else lengths)
+    scale_LO = None if scale is None else scale.astype(jnp.float32).reshape(panels.shape[0], -1)
+    return Packed(panels, jnp.zeros(1, jnp.int32), lengths[1:] if stacked else lengths, scale_LO)
 
 
 @jax.jit(static_argnames=("inputs", "stacked"))
@@ -70,9 +77,9 @@ def _panels(weight: jax.Array, inputs: tuple[int, ...], *, stacked: bool) -> jax
     num_layers = weight.shape[0] if stacked else 1
     w_LIO = jnp.moveaxis(weight, inputs, range(first, first + len(inputs))).reshape(num_layers, num_inputs, -1)
     w_LIO = jnp.pad(w_LIO, ((0, 0), (0, 0), (0, -w_LIO.shape[2] % WIDTH)))
-    if weight.dtype == jnp.float32:
-        return w_LIO.reshape(num_layers, num_inputs, -1, WIDTH).swapaxes(1, 2)
-    return w_LIO.reshape(num_layers, num_inputs // 2, 2, -1, WIDTH).transpose(0, 3, 1, 4, 2)
+    if weight.dtype == jnp.bfloat16:
+        return w_LIO.reshape(num_layers, num_inputs // 2, 2, -1, WIDTH).transpose(0, 3, 1, 4, 2)
+    return w_LIO.reshape(num_layers, num_inputs, -1, WIDTH).swapaxes(1, 2)
 
 
 def packed_product(x: jax.Array, weight: Packed) -> jax.Array:
@@ -80,12 +87,14 @@ def packed_product(x: jax.Array, weight: Packed) -> jax.Array:
     x_RI = x.reshape(x.shape[0], -1).astype(jnp.float32)
     result = jax.ShapeDtypeStruct((x.shape[0], prod(weight.outputs)), jnp.float32)
     call = jax.ffi.ffi_call(f"podstream_product_{weight.panels.dtype}", result)
-    return call(x_RI, weight.panels, weight.layer).reshape(x.shape[0], *weight.outputs)
+    out_RO = call(x_RI, weight.panels, weight.layer)
+    if weight.scale_LO is not None:
+        out_RO = out_RO * weight.scale_LO[weight.layer[0]]
+    return out_RO.reshape(x.shape[0], *weight.outputs)
 
 
 def packed_rows(table: Packed, rows_T: jax.Array) -> jax.Array:
     """float32[T, I]: what the outputs `rows_T` are made with, as rows of a table of outputs x inputs."""
     panel_T, column_T = jnp.divmod(rows_T, WIDTH)
-    if table.panels.ndim == 4:
-        return table.panels[0, panel_T, :, column_T]
-    return table.panels[0, panel_T, :, column_T].reshape(rows_T.shape[0], -1).astype(jnp.float32)
+    rows_TI = table.panels[0, panel_T, :, column_T].reshape(rows_T.shape[0], -1).astype(jnp.float32)
+    return rows_TI if table.scale_LO is None else rows_TI * table.scale_LO[0, rows_T, None]

@@ -100,7 +100,7 @@ def init_params(config: ModelConfig, seed: int = 0) -> Params:
 
 
 def pack_onto(leaves: Iterable[tuple[Names, jax.Array]], config: ModelConfig) -> Params:
-    """Parameters whose products run in the CPU's kernel (see `model.packed`), from arrays on one CPU device.
+    """Parameters whose products run in the CPU's kernel (see `model.packed`), from float arrays on one CPU device.
 
     Each is deleted before the next is asked for.
     """
@@ -118,6 +118,19 @@ def pack_onto(leaves: Iterable[tuple[Names, jax.Array]], config: ModelConfig) ->
         else:
             put(params, names, leaf)
     return params
+
+
+def pack_int8(params: Params, config: ModelConfig) -> Params:
+    """The same for parameters that are quantised to int8, which are taken out of `params`."""
+    packed: Params = {}
+    for names, spec in param_specs(config).items():
+        found = at(params, names)
+        put(params, names, None)
+        if isinstance(found, dict) and not spec.is_of_experts:
+            stacked = spec.logical_axes[0] == axes.LAYERS
+            found = jax.block_until_ready(pack(found["qvalue"], spec.inputs, stacked=stacked, scale=found["scale"]))
+        put(packed, names, found)
+    return packed
 
 
 def take_layers_apart(params: Params) -> Params:

@@ -22,7 +22,7 @@ from serving.engine.step import StepSpec
 from serving.engine.trips import ENDED
 from serving.request import SamplingParams
 from sharding.mesh import make_mesh
-from sharding.params import abstract_params, init_params, pack_onto
+from sharding.params import abstract_params, init_params, pack_int8, pack_onto
 from sharding.quantize import quantize_onto
 from sharding.rules import choose_rules
 from sharding.sizes import device_bytes
@@ -100,6 +100,9 @@ def _programs(model, mesh, quantize=None, kv_dtype=None):
         quantization = Quantization.parse(quantize)
         abstract = abstract_params(model, device_mesh, rules, "float32", quantization)
         weights = quantize_onto(abstract, copies, model, quantization)
+        if quantize == "int8" and mesh == ONE_DEVICE:
+            packed.register("int8")
+            weights = pack_int8(weights, model)
     elif mesh == ONE_DEVICE:
         packed.register("float32")
         weights = pack_onto(copies, model)

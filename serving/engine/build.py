@@ -33,7 +33,7 @@ from serving.engine.step import StepSpec
 from serving.errors import ConfigError
 from sharding import checkpoint
 from sharding.mesh import make_mesh
-from sharding.params import abstract_params, pack_onto, take_layers_apart
+from sharding.params import abstract_params, pack_int8, pack_onto, take_layers_apart
 from sharding.quantize import quantize_onto
 from sharding.rules import ShardingRules, choose_rules
 from sharding.sizes import device_bytes
@@ -160,16 +160,21 @@ def load_weights(
         packed.register(dtype)
         return pack_onto(checkpoint.load_leaves(config.checkpoint, abstract, on_progress=report), card.config)
     if quantization is None or card.quantization is not None:
-        return checkpoint.load(config.checkpoint, abstract, on_progress=report)
-    floats = abstract_params(card.config, mesh, rules, checkpoint.saved_dtype(config.checkpoint))
-    leaves = checkpoint.load_leaves(config.checkpoint, floats, on_progress=report)
-    return quantize_onto(abstract, leaves, card.config, quantization)
+        weights = checkpoint.load(config.checkpoint, abstract, on_progress=report)
+    else:
+        floats = abstract_params(card.config, mesh, rules, checkpoint.saved_dtype(config.checkpoint))
+        leaves = checkpoint.load_leaves(config.checkpoint, floats, on_progress=report)
+        weights = quantize_onto(abstract, leaves, card.config, quantization)
+    if str(quantization) == "int8" and is_one_cpu(mesh):
+        packed.register("int8")
+        return pack_int8(weights, card.config)
+    return weights
 
 
 def _forms(weights: Params, mesh: jax.sharding.Mesh) -> tuple[Params, Params]:
     """The weights as prefill programs and as decode programs take them, in one memory.
 
-    Quantised ones, which are not packed, have arrays of their own for each layer in decode on one CPU: no slice is
+    Those of int4, which are not packed, have arrays of their own for each layer in decode on one CPU: no slice is
     copied in every step. Prefill keeps to stacked ones: it has work enough for a copy to matter little, and compiles in
     a fraction of the time. But not with bfloat16 scales, of which XLA would widen all layers at once.
     """

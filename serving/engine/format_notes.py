@@ -12,10 +12,10 @@ def format_notes(
     if platform != "cpu":
         return ()
     notes = []
-    if quantization is not None:
+    if quantization is not None and quantization.matrices.group is not None:
         notes.append(
             f"{quantization} weights save memory on a CPU but make it slower: "
-            f"it widens them to {dtype} before each product."
+            f"it widens them to {dtype} before each product, where int8 is read as it is."
         )
     if kv_dtype in ONE_BYTE:
         notes.append(

@@ -7,7 +7,10 @@ import pytest
 
 from model import cpu_product, packed
 from model.packed import can_pack, pack, packed_product, packed_rows
+from model.quantization import WeightFormat
+from model.quantized import quantize, quantized_product, quantized_rows
 
+FLOATS = ("float32", "bfloat16")
 TIED = (70, 40)
 STACKED = [((3, 40, 3, 5, 8), (1,)), ((3, 4, 8, 70), (1, 2)), ((3, 40, 64), (1,))]
 
@@ -27,7 +30,7 @@ def of_layer(x, weight, layer):
     return packed_product(x, weight.of_layer(layer))
 
 
-@pytest.mark.parametrize("dtype", packed.DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("shape", "inputs"), STACKED)
 def test_products_equal_xlas(shape, inputs, dtype):
     weight, layer = random(shape, dtype), 2
@@ -39,7 +42,7 @@ def test_products_equal_xlas(shape, inputs, dtype):
         np.testing.assert_allclose(of_layer(x, ours, jnp.int32(layer)), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", packed.DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_a_row_is_the_same_alone_as_in_a_batch(dtype):
     weight, x_RD = pack(random((3, 40, 70), dtype), (1,), stacked=True), random((31, 40), seed=1)
     together = of_layer(x_RD, weight, jnp.int32(1))
@@ -47,7 +50,7 @@ def test_a_row_is_the_same_alone_as_in_a_batch(dtype):
         np.testing.assert_array_equal(of_layer(x_RD[row : row + 1], weight, jnp.int32(1))[0], together[row])
 
 
-@pytest.mark.parametrize("dtype", packed.DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_a_tied_table_gives_its_rows_and_its_product(dtype):
     table_VD, x_RD = random(TIED, dtype), random((5, 40), seed=1)
     ours = pack(table_VD, (1,), stacked=False)
@@ -55,6 +58,24 @@ def test_a_tied_table_gives_its_rows_and_its_product(dtype):
     np.testing.assert_array_equal(packed_rows(ours, tokens), table_VD[tokens].astype(jnp.float32))
     expected = x_RD @ table_VD.astype(jnp.float32).T
     np.testing.assert_allclose(packed_product(x_RD, ours), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(("shape", "inputs"), STACKED)
+def test_products_with_int8_equal_xlas(shape, inputs):
+    weight = quantize(random(shape), inputs, WeightFormat(), "float32")
+    ours = pack(weight.qvalue, inputs, stacked=True, scale=weight.scale)
+    x, layer = random((7, *(shape[axis] for axis in inputs)), seed=1), 1
+    meant = (weight.qvalue * weight.scale)[layer]
+    expected = jnp.tensordot(x, meant, (tuple(range(1, x.ndim)), [axis - 1 for axis in inputs]))
+    np.testing.assert_allclose(of_layer(x, ours, jnp.int32(layer)), expected, atol=2e-5)
+
+
+def test_a_tied_table_of_int8_gives_its_rows_and_its_product():
+    table, x_RD = quantize(random(TIED), (1,), WeightFormat(), "float32"), random((5, 40), seed=1)
+    ours = pack(table.qvalue, (1,), stacked=False, scale=table.scale)
+    tokens = jnp.asarray([0, 31, 32, 69])
+    np.testing.assert_array_equal(packed_rows(ours, tokens), quantized_rows(table, tokens))
+    np.testing.assert_allclose(packed_product(x_RD, ours), quantized_product("RD,VD->RV", x_RD, table), atol=2e-5)
 
 
 def test_large_products_are_shared_among_threads():
@@ -79,7 +100,7 @@ def test_neither_weights_nor_layers_are_copied():
 def test_what_cannot_be_packed():
     assert not can_pack(random((40,)), ()), "a norm has no product"
     assert not can_pack(random((5, 40), "bfloat16"), (0,)), "an odd number of bfloat16 inputs"
-    assert not can_pack(random((4, 40)).astype(jnp.int8), (0,))
+    assert not can_pack(random((4, 40)).astype(jnp.uint8), (0,)), "two int4 in a byte"
     assert can_pack(random((4, 40), "bfloat16"), (0,))
 
 

@@ -6,7 +6,8 @@ from serving.engine.format_notes import format_notes
 
 @pytest.mark.parametrize(("quantize", "kv", "words"), [
     (None, "float32", []),
-    ("int8", "bfloat16", ["int8 weights save memory on a CPU"]),
+    ("int8", "bfloat16", []),
+    ("int4", "bfloat16", ["int4:32 weights save memory on a CPU"]),
     (None, "fp8", ["a cache of fp8 saves memory on a CPU"]),
     ("int4:64", "int8", ["int4:64 weights", "a cache of int8"]),
 ])  # fmt: skip

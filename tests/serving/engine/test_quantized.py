@@ -54,5 +54,11 @@ def test_preempted_equals_undisturbed():
     assert crowded.stats.num_preemptions > 0 == undisturbed.stats.num_preemptions
 
 
+def test_packed_int8_equals_xlas_form_of_it():
+    """One device multiplies in the CPU's kernel, four do not."""
+    packed, sharded = (tiny_engine(model=MODEL, mesh=mesh, formats=("int8", None)) for mesh in (ONE_DEVICE, FOUR))
+    assert run(packed, REQUESTS) == run(sharded, REQUESTS)
+
+
 def test_sharded_equals_one_device():
     assert run(engine(mesh=FOUR), REQUESTS) == run(engine(mesh=ONE_DEVICE), REQUESTS)
