@@ -65,7 +65,7 @@ Speculate = Annotated[
         help="Guess up to D next tokens from a text's own repetitions, such as ngram:4.",
     ),
 ]
-MaxQueued = Annotated[int, typer.Option("--max-queued", help="Requests in flight; one more gets 429.")]
+MaxQueued = Annotated[int, typer.Option("--max-queued", help="Answers in flight; one more gets 429.")]
 MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
 DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
 Listen = Annotated[str, typer.Option("--listen", help="host:port or unix:/path to serve gRPC on.")]

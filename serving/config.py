@@ -106,7 +106,7 @@ class GatewayConfig:
     """Address of the replica."""
     max_body_bytes: int = 8 * MIB
     max_queued: int = 1024
-    """Requests in flight, waiting ones included; one more gets 429 at once."""
+    """Answers in flight, waiting ones included; one more gets 429 at once."""
     drain_s: float = 30.0
 
     def __post_init__(self) -> None:

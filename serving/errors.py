@@ -29,6 +29,8 @@ class ServiceError(PodstreamError):
     grpc_status = "INTERNAL"
     openai_type = "server_error"
     code = "internal_error"
+    should_retry: bool | None = None
+    """Told to OpenAI's clients, which otherwise go by the status."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -60,6 +62,7 @@ class Overloaded(RequestError):
 class DeadlineExceeded(RequestError):
     http_status, grpc_status, code = 504, "DEADLINE_EXCEEDED", "deadline_exceeded"
     openai_type = "timeout_error"
+    should_retry = False
 
 
 class ReplicaError(ServiceError):

@@ -14,6 +14,7 @@ MAX_LOGIT_BIAS = 300
 MAX_BANNED_TOKENS = 128
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
+MAX_SALT_CHARS = 256
 MAX_PROMPT_NUMBERS = 500_000
 """Log-probabilities that one prompt may be asked for; they are some ten bytes each on their way."""
 MODEL_DEFAULTED = frozenset({"temperature", "top_k", "top_p"})
@@ -178,6 +179,10 @@ class Request:
     num_choices: int = 1
     """Answers to the one prompt. Answer i with a seed is what a request with `choice_seed(seed, i)` would get."""
 
+    deadline_ms: int | None = None
+    """From now on: an answer that has not begun by then is not wanted."""
+    cache_salt: str = ""
+    """Cached pages are shared with requests of the same salt only."""
     echo: bool = False
     """The answer begins with the prompt."""
     prompt_only: bool = False
@@ -186,6 +191,9 @@ class Request:
     def __post_init__(self) -> None:
         if not 1 <= self.num_choices <= MAX_CHOICES:
             raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {self.num_choices}.", param="n")
+        if self.deadline_ms is not None and self.deadline_ms < 1:
+            raise InvalidRequest(f"deadline_ms must be 1 or more, got {self.deadline_ms}.", param="deadline_ms")
+        _check_count("cache_salt", "characters in cache_salt", len(self.cache_salt), MAX_SALT_CHARS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
 from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats, TokenLogprobs
-from serving.errors import EngineFailed, InvalidRequest
+from serving.errors import DeadlineExceeded, EngineFailed, InvalidRequest
 from serving.request import FinishReason, Load
 
 END_ID = 256
@@ -79,7 +79,7 @@ class FakeEngineLoop:
         self.max_seq_len = max_seq_len
         self.vocab_size = VOCAB_SIZE
         self.step_delay_s = step_delay_s
-        self.num_steps = 0
+        self.num_steps = self.num_tokens_made = 0
         self.aborted: dict[str, int] = {}  # request id -> step at which it was let go
         self.traces: list[list] = []  # folder, step at the start, step at the end
         self.go = threading.Event()  # cleared: the next step waits
@@ -89,7 +89,6 @@ class FakeEngineLoop:
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
-        self._num_tokens = 0
         self._thread: threading.Thread | None = None
 
     @property
@@ -138,7 +137,7 @@ class FakeEngineLoop:
                 outputs += self._step()
             if outputs:
                 stats = StepStats(
-                    num_steps=self.num_steps, generation_tokens=self._num_tokens, **PREFIX_CACHE, **GUESSES, **TIMES
+                    num_steps=self.num_steps, generation_tokens=self.num_tokens_made, **PREFIX_CACHE, **GUESSES, **TIMES
                 )
                 on_step(StepOutput(tuple(outputs), self.load, stats))
 
@@ -175,17 +174,25 @@ class FakeEngineLoop:
         return [SequenceOutput(s.request.request_id, (), FinishReason.ERROR, error) for s in ended]
 
     def _step(self):
+        late = self._drop_late()
         while self._waiting and len(self._running) < self._num_slots:
             self._running.append(self._waiting.popleft())
         if not self._running:
-            return []
+            return late
         time.sleep(self.step_delay_s)
         self.num_steps += 1
         outputs = [self._advance(sequence) for sequence in self._running]
         ended = {output.request_id for output in outputs if output.finish_reason}
         self._running = [s for s in self._running if s.request.request_id not in ended]
-        self._num_tokens += len(outputs)
-        return outputs
+        self.num_tokens_made += len(outputs)
+        return late + outputs
+
+    def _drop_late(self):
+        now = time.monotonic()
+        late = [s for s in self._waiting if s.request.deadline is not None and s.request.deadline <= now]
+        self._waiting = deque(s for s in self._waiting if s not in late)
+        error = DeadlineExceeded("the fake engine was too slow.")
+        return [SequenceOutput(s.request.request_id, (), FinishReason.ERROR, error) for s in late]
 
     def _advance(self, sequence):
         token_id = sequence.next_id()

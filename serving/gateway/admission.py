@@ -1,21 +1,24 @@
-"""Admission: how many requests may be in flight at once; decides at once, queues nothing itself."""
+"""Admission: how many answers may be in flight at once; decides at once, queues nothing itself."""
 
 import asyncio
-import math
+import time
+from collections.abc import Callable
 
-from serving.errors import Overloaded, ReplicaUnavailable
-
-MAX_RETRY_AFTER_S = 60
-DURATION_MEMORY = 0.9  # share of the old mean that a finished request leaves
+from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded, ReplicaUnavailable
+from serving.gateway.queue_time import DrainRate, expected_wait_s, plan_return
 
 
 class Admission:
-    """A counter with a limit, and the mean duration of requests to tell the refused when to come back."""
+    """A counter with a limit, and the rate at which answers end, to tell the refused when to come back."""
 
-    def __init__(self, max_queued: int) -> None:
+    def __init__(self, max_queued: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`max_queued` counts answers in flight, those that run included. `clock` is in seconds."""
         self._max_queued = max_queued
+        self._clock = clock
         self._num_in_flight = 0
-        self._mean_s = 1.0
+        self._num_slots = 1
+        self._rate = DrainRate()
+        self._promised_until_s = 0.0
         self._draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -32,23 +35,37 @@ class Admission:
         """Refuse everything from now on."""
         self._draining = True
 
-    def enter(self) -> None:
-        """Raises ReplicaUnavailable or Overloaded; otherwise `leave` must follow."""
+    def enter(self, answers: int = 1, *, slots: int = 1, deadline_s: float | None = None) -> None:
+        """`slots` is how many answers can be made at once now; `deadline_s` how long this request may wait for one.
+
+        Raises ReplicaUnavailable, Overloaded, DeadlineExceeded, or InvalidRequest for what will never have room;
+        otherwise `leave` must follow.
+        """
         if self._draining:
             raise ReplicaUnavailable("the gateway is shutting down; send the request again.", retry_after_s=1)
-        if self._num_in_flight >= self._max_queued:
+        if answers > self._max_queued:
+            raise InvalidRequest(f"n is {answers}, this gateway makes {self._max_queued} answers at once.", param="n")
+        self._pass_time()
+        self._num_slots = max(1, slots)
+        if self._num_in_flight + answers > self._max_queued:
             raise Overloaded(
-                f"{self._num_in_flight:,} requests are in flight, the most this gateway takes; try again later.",
-                retry_after_s=self.retry_after_s,
+                f"{self._num_in_flight:,} answers are in flight, this gateway takes {self._max_queued:,}; "
+                "try again later.",
+                retry_after_s=self.plan_return(answers),
             )
-        self._num_in_flight += 1
+        if deadline_s is not None:
+            self._check_deadline(deadline_s)
+        self._num_in_flight += answers
         self._empty.clear()
 
-    def leave(self, duration_s: float) -> None:
-        self._num_in_flight -= 1
+    def leave(self, answers: int = 1, *, served: bool = True) -> None:
+        """What was refused further on says nothing about the time that answers take: `served` is False then."""
+        self._pass_time()
+        self._num_in_flight -= answers
+        if served:
+            self._rate.end(answers)
         if not self._num_in_flight:
             self._empty.set()
-        self._mean_s = DURATION_MEMORY * self._mean_s + (1 - DURATION_MEMORY) * duration_s
 
     async def emptied(self, timeout_s: float) -> bool:
         """Wait until nothing is in flight; False when that took longer than the time-out."""
@@ -58,7 +75,29 @@ class Admission:
             return False
         return True
 
+    def plan_return(self, answers: int) -> int:
+        """Seconds after which a request that was refused will find room; each one pushes the next one back."""
+        wait_s, self._promised_until_s = plan_return(
+            self._clock(), answers, self._num_waiting, self._drain_rate, self._max_queued, self._promised_until_s
+        )
+        return wait_s
+
     @property
-    def retry_after_s(self) -> int:
-        """When a place should be free: n requests of d seconds each end every d/n seconds."""
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self._mean_s / max(1, self._num_in_flight))))
+    def _num_waiting(self) -> int:
+        return max(0, self._num_in_flight - self._num_slots)
+
+    @property
+    def _drain_rate(self) -> float:
+        return self._rate.per_second(self._num_slots)
+
+    def _pass_time(self) -> None:
+        self._rate.pass_time(self._clock(), min(self._num_in_flight, self._num_slots))
+
+    def _check_deadline(self, deadline_s: float) -> None:
+        wait_s = expected_wait_s(max(0, self._num_in_flight + 1 - self._num_slots), self._drain_rate)
+        if wait_s > deadline_s:
+            raise DeadlineExceeded(
+                f"{self._num_waiting:,} answers wait already, about {wait_s:.1f} s, and deadline_ms is "
+                f"{1000 * deadline_s:,.0f}; it cannot be met.",
+                param="deadline_ms",
+            )

@@ -24,13 +24,17 @@ class Services:
 
 class Call:
     """`open`, `next` until every choice is Finished, and `close` whatever happened: that frees the slots of unfinished
-    answers, so one that fails takes the others with it."""
+    answers, so one that fails takes the others with it.
+
+    A request with a deadline is open once its answer has begun, so that one that comes too late has its proper status.
+    """
 
     def __init__(self, services: Services, request: Request) -> None:
         self._services = services
         self._request = request
         self._started = time.perf_counter()
-        self._entered = False
+        self._entered = self._accepted = False
+        self._first: Event | None = None
         self._generation: Generation | None = None
         self._watch: Stopwatch | None = None
 
@@ -40,17 +44,23 @@ class Call:
 
     async def open(self) -> None:
         """Admit, send, and wait until the replica accepts. Raises ServiceError."""
-        self._services.admission.enter()
+        services, request = self._services, self._request
+        deadline_s = None if request.deadline_ms is None else request.deadline_ms / 1000
+        slots = services.replica.status.load.total_slots
+        services.admission.enter(request.num_choices, slots=slots, deadline_s=deadline_s)
         self._entered = True
-        self._generation = self._services.replica.generate(self._request)
-        model = self._services.replica.status.model  # the served name: a client's spelling must not become a label
-        metrics = self._services.metrics.of_model(model)
-        self._watch = Stopwatch(metrics, self._started, self._request.num_choices)
+        self._generation = services.replica.generate(request)
+        model = services.replica.status.model  # the served name: a client's spelling must not become a label
+        self._watch = Stopwatch(services.metrics.of_model(model), self._started, request.num_choices)
         await self._take()
+        if deadline_s is not None:
+            self._first = await self._take()
+        self._accepted = True
 
     async def next(self) -> Delta | Finished:
         """Raises ServiceError when the answer fails on its way."""
-        event = await self._take()
+        first, self._first = self._first, None
+        event = first or await self._take()
         assert not isinstance(event, Accepted), "a request is accepted once, in open()"
         return event
 
@@ -61,7 +71,7 @@ class Call:
             self._watch.end(FinishReason.ABORT)
         if self._entered:
             self._entered = False
-            self._services.admission.leave(time.perf_counter() - self._started)
+            self._services.admission.leave(self._request.num_choices, served=self._accepted)
 
     async def _take(self) -> Event:
         assert self._generation is not None and self._watch is not None, "open() comes first"
@@ -70,7 +80,7 @@ class Call:
         except ServiceError as error:
             self._watch.end(FinishReason.ERROR)
             if isinstance(error, Overloaded) and error.retry_after_s is None:
-                error.retry_after_s = self._services.admission.retry_after_s
+                error.retry_after_s = self._services.admission.plan_return(self._request.num_choices)
             raise
         self._watch.see(event)
         return event

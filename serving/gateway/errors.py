@@ -35,6 +35,8 @@ def error_response(error: ServiceError, headers: Mapping[str, str] | None = None
     all_headers = dict(headers or {})
     if error.retry_after_s is not None:
         all_headers["retry-after"] = str(error.retry_after_s)
+    if error.should_retry is not None:
+        all_headers["x-should-retry"] = str(error.should_retry).lower()
     return Response(error_json(error), error.http_status, all_headers, media_type="application/json")
 
 

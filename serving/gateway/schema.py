@@ -16,6 +16,7 @@ from serving.gateway.logit_bias import read_logit_bias
 from serving.request import (
     MAX_CHOICES,
     MAX_LOGPROBS,
+    MAX_SALT_CHARS,
     MODEL_DEFAULTED,
     ChatPrompt,
     Priority,
@@ -121,6 +122,8 @@ class _Generate(AnswerFormat, _Body):
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(read_logit_bias)] = ()
     banned_token_ids: list[TokenId] | None = None
     priority: Literal["interactive", "batch"] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, lt=INT31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
@@ -161,6 +164,8 @@ class _Generate(AnswerFormat, _Body):
             self.grammar(),
             Priority(self.priority or Priority.INTERACTIVE),
             num_choices=self.n or 1,
+            deadline_ms=self.deadline_ms,
+            cache_salt=self.cache_salt or "",
         )
 
     def _sampling(self, unset: frozenset[str], max_tokens: int | None) -> SamplingParams:

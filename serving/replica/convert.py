@@ -36,6 +36,8 @@ def submit_to_pb(handle: int, request: Request) -> pb.Submit:
         sampling=_sampling_to_pb(request.sampling, request.unset),
         priority=request.priority.value,
         num_choices=request.num_choices,
+        deadline_ms=request.deadline_ms,
+        cache_salt=request.cache_salt,
         echo=request.echo,
         prompt_only=request.prompt_only,
     )
@@ -56,6 +58,8 @@ def request_from_pb(submit: pb.Submit) -> Request:
         grammar=_grammar_from_pb(submit.grammar) if submit.HasField("grammar") else None,
         priority=_priority_from_pb(submit.priority),
         num_choices=submit.num_choices or 1,
+        deadline_ms=submit.deadline_ms if submit.HasField("deadline_ms") else None,
+        cache_salt=submit.cache_salt,
         echo=submit.echo,
         prompt_only=submit.prompt_only,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from functools import partial
 from typing import Protocol
 
@@ -75,11 +76,13 @@ class GatewayStream:
 
     async def _start(self, submit: pb.Submit, handles: range) -> None:
         request = convert.request_from_pb(submit)
+        deadline = None if request.deadline_ms is None else time.monotonic() + request.deadline_ms / 1000
         table = self._entrance.admit(request.num_choices)
         prompt = await self._entrance.read_prompt(table, request)
         for handle in handles:
             self.outbox.accept(handle, len(prompt.token_ids))
-        for handle, engine_id in zip(handles, table.submit(request.request_id, prompt, handles, self), strict=True):
+        engine_ids = table.submit(request.request_id, prompt, handles, self, deadline)
+        for handle, engine_id in zip(handles, engine_ids, strict=True):
             self._running[handle] = (table, engine_id)
 
     def _refuse(self, handles: range, error: ServiceError) -> None:

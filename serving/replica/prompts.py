@@ -31,6 +31,7 @@ class ReadPrompt:
     sampling: SamplingParams
     matcher: Matcher | None = None
     priority: Priority = Priority.INTERACTIVE
+    cache_salt: str = ""
     echo: tuple[str, ...] = ()
     """The text of each token, if the answer begins with the prompt."""
     prompt_only: bool = False
@@ -68,7 +69,7 @@ class PromptReader:
         matcher = None if request.grammar is None else self.grammars.compile(request.grammar)
         self._check_prompt_logprobs(sampling.prompt_logprobs, len(token_ids), request.num_choices)
         echo = self._pieces(token_ids) if request.echo else ()
-        return ReadPrompt(token_ids, sampling, matcher, request.priority, echo, request.prompt_only)
+        return ReadPrompt(token_ids, sampling, matcher, request.priority, request.cache_salt, echo, request.prompt_only)
 
     def _pieces(self, token_ids: tuple[int, ...]) -> tuple[str, ...]:
         """Together the text of the prompt, without special tokens."""

@@ -49,9 +49,12 @@ class RunningTable:
     def num_requests(self) -> int:
         return len(self._running)
 
-    def submit(self, request_id: str, prompt: ReadPrompt, handles: range, listener: Listener) -> list[str]:
+    def submit(
+        self, request_id: str, prompt: ReadPrompt, handles: range, listener: Listener, deadline: float | None = None
+    ) -> list[str]:
         """Give a request to the engine, once per handle; returns the engine's ids, numbered since clients may repeat
-        theirs. Answers after the first wait until it has computed the prompt, and share it."""
+        theirs. Answers after the first wait until it has computed the prompt, and share it. `deadline` is in monotonic
+        seconds."""
         engine_ids = [f"{request_id}#{next(self._numbers)}" for _ in handles]
         answers = [prompt.for_choice(choice) for choice in range(len(handles))]  # all, before the engine has the first
         for handle, engine_id, answer in zip(handles, engine_ids, answers, strict=True):
@@ -64,7 +67,9 @@ class RunningTable:
                     engine_id,
                     answer.token_ids,
                     answer.sampling,
+                    cache_salt=answer.cache_salt,
                     priority=answer.priority,
+                    deadline=deadline,
                     matcher=answer.matcher,
                     after="" if engine_id == engine_ids[0] else engine_ids[0],
                 )

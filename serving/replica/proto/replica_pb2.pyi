@@ -15,7 +15,7 @@ class ClientBatch(_message.Message):
     def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "model", "text", "token_ids", "messages_json", "sampling", "grammar", "priority", "echo", "prompt_only", "num_choices")
+    __slots__ = ("handle", "request_id", "model", "text", "token_ids", "messages_json", "sampling", "grammar", "priority", "echo", "prompt_only", "deadline_ms", "cache_salt", "num_choices")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,8 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
@@ -39,8 +41,10 @@ class Submit(_message.Message):
     priority: str
     echo: bool
     prompt_only: bool
+    deadline_ms: int
+    cache_salt: str
     num_choices: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages_json: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., priority: _Optional[str] = ..., echo: _Optional[bool] = ..., prompt_only: _Optional[bool] = ..., num_choices: _Optional[int] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages_json: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., priority: _Optional[str] = ..., echo: _Optional[bool] = ..., prompt_only: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_choices: _Optional[int] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "source")

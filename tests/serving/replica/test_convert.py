@@ -64,6 +64,8 @@ GRAMMARS = st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), TEXT)
     sampling=SAMPLINGS,
     grammar=GRAMMARS,
     num_choices=st.integers(1, MAX_CHOICES),
+    deadline_ms=st.none() | st.integers(1, 2**31 - 1),
+    cache_salt=TEXT,
     echo=st.booleans(),
     prompt_only=st.booleans(),
 )
