@@ -68,6 +68,8 @@ def serve(
     crash_folder: opt.CrashFolder = _ENGINE.crash_folder,
     decode_steps: opt.DecodeSteps = _ENGINE.decode_steps,
     speculate: opt.Speculate = _ENGINE.speculate,
+    tool_dialect: opt.ToolDialectName = _ENGINE.tool_dialect,
+    reasoning: opt.Reasoning = _ENGINE.reasoning,
     max_queued: opt.MaxQueued = _GATEWAY.max_queued,
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
     drain_s: opt.DrainS = _GATEWAY.drain_s,
@@ -84,6 +86,7 @@ def serve(
     engine = EngineConfig(
         path or "", name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, speculate,
+        tool_dialect, reasoning,
     )  # fmt: skip
     gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
@@ -111,6 +114,8 @@ def replica(
     crash_folder: opt.CrashFolder = _ENGINE.crash_folder,
     decode_steps: opt.DecodeSteps = _ENGINE.decode_steps,
     speculate: opt.Speculate = _ENGINE.speculate,
+    tool_dialect: opt.ToolDialectName = _ENGINE.tool_dialect,
+    reasoning: opt.Reasoning = _ENGINE.reasoning,
     drain_s: opt.DrainS = _REPLICA.drain_s,
     follow_parent: opt.FollowParent = False,
 ) -> None:
@@ -120,6 +125,7 @@ def replica(
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, speculate,
+        tool_dialect, reasoning,
     )  # fmt: skip
     run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)
 

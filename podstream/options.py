@@ -65,6 +65,17 @@ Speculate = Annotated[
         help="Guess up to D next tokens from a text's own repetitions, such as ngram:4.",
     ),
 ]
+ToolDialectName = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-dialect",
+        help="How the model calls tools: hermes, llama3, mistral, gemma or none; default: by its chat template.",
+    ),
+]
+Reasoning = Annotated[
+    bool | None,
+    typer.Option("--reasoning/--no-reasoning", help="Split <think> from answers; default: by the chat template."),
+]
 MaxQueued = Annotated[int, typer.Option("--max-queued", help="Answers in flight; one more gets 429.")]
 MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
 DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
@@ -92,6 +103,8 @@ _ENGINE_FLAGS = {
     "quantize": "--quantize",
     "kv_dtype": "--kv-dtype",
     "speculate": "--speculate",
+    "tool_dialect": "--tool-dialect",
+    "reasoning": "--reasoning",
 }
 _REPLICA_FLAGS = {"address": "--listen", "drain_s": "--drain-s"}
 _GATEWAY_FLAGS = {

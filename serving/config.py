@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from model.quantization import Quantization
+from serving.dialect import ToolDialect
 from serving.errors import ConfigError
 
 MIB = 1 << 20
@@ -61,6 +62,10 @@ class EngineConfig:
     """Type of cached keys and values, one of `KV_DTYPES`; None takes that of the weights' floats."""
     speculate: str | None = None
     """`ngram:D` guesses up to D next tokens of a sequence from its own text, and checks them in one call."""
+    tool_dialect: str | None = None
+    """How the model writes calls of tools, a `serving.dialect.ToolDialect`; None tells by its chat template."""
+    reasoning: bool | None = None
+    """Whether answers may begin with thoughts in <think>; None tells by the chat template."""
 
     @property
     def max_drafts(self) -> int:
@@ -70,6 +75,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("kv dtype", self.kv_dtype, KV_DTYPES)
+        _check_choice("tool dialect", self.tool_dialect, tuple(ToolDialect))
         if self.quantize is not None:
             Quantization.parse(self.quantize)
         _check_speculate(self.speculate)

@@ -136,13 +136,17 @@ class Grammar:
     kind: GrammarKind
     source: str = ""
     """JSON schema, regex or grammar; of a choice, the JSON list of texts; nothing for any JSON object."""
+    param: str = ""
+    """The field that asked for it, to name when it is at fault; "" for the usual one of its kind."""
+
+    @property
+    def field(self) -> str:
+        return self.param or GRAMMAR_PARAMS[self.kind]
 
     def __post_init__(self) -> None:
         size = len(self.source.encode())
         if size > MAX_GRAMMAR_BYTES:
-            raise InvalidRequest(
-                f"a {self.kind} may have {MAX_GRAMMAR_BYTES:,} bytes, got {size:,}.", param=GRAMMAR_PARAMS[self.kind]
-            )
+            raise InvalidRequest(f"a {self.kind} may have {MAX_GRAMMAR_BYTES:,} bytes, got {size:,}.", param=self.field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,8 @@ class ChatPrompt:
     """Messages as the chat template sees them: JSON objects with at least `role` and `content`."""
 
     messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    """What the model may call, as OpenAI describes functions."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

@@ -222,9 +222,9 @@ def byte_tokenizer_json(num_bytes=END_ID) -> str:
     return tokenizer.to_str()
 
 
-def fake_card(**generation) -> ModelCard:
+def fake_card(template=CHAT_TEMPLATE, **generation) -> ModelCard:
     """The card that goes with FakeEngineLoop: a chat is the concatenation of its messages."""
-    text = TextAssets(byte_tokenizer_json(), CHAT_TEMPLATE, eos_token=END_TEXT)
+    text = TextAssets(byte_tokenizer_json(), template, eos_token=END_TEXT)
     defaults = GenerationDefaults(eos_token_ids=(END_ID,), **generation)
     return ModelCard(FAKE_NAME, ModelConfig.tiny(vocab_size=VOCAB_SIZE), text, defaults, source="tests")
 

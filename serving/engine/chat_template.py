@@ -10,6 +10,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from serving.dialect import mentions_tools
+from serving.engine.tool_prompt import describe_tools
 from serving.errors import InvalidRequest
 
 # What a template can raise when messages are not what it expects.
@@ -25,12 +27,20 @@ class ChatTemplate:
         self._tokens = tokens
         self._template: Template | None = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
         """Raises InvalidRequest with the template's own words when it refuses the messages."""
+        if not mentions_tools(self._source):
+            messages, tools = describe_tools(messages, tools), ()
         try:
             return self._compiled().render(
                 messages=messages,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._tokens,

@@ -8,7 +8,7 @@ vocabularies with byte tokens (`<0xE4>`), a run of them, which is decoded as a w
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import tokenizers
@@ -24,7 +24,8 @@ class Detokenizer(Protocol):
     """State of one answer; used by one thread at a time."""
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The text that these tokens complete, "" if none. Special and unknown tokens have no text."""
+        """The text that these tokens complete, "" if none. Unknown tokens have no text, nor special ones but those that
+        are shown."""
         ...
 
     def finish(self) -> str:
@@ -35,7 +36,9 @@ class Detokenizer(Protocol):
 class Vocabulary(Protocol):
     """What all detokenizers of one tokenizer share; may be used by many threads."""
 
-    def detokenizer(self) -> Detokenizer: ...
+    def detokenizer(self, shown: Sequence[str] = ()) -> Detokenizer:
+        """`shown` are names of special tokens that are to be shown; others are not known and do not matter."""
+        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that this token adds to a text; a special token's name; b"" if there is no such token."""
@@ -73,8 +76,8 @@ class ByteVocabulary(dict[int, bytes]):
         self[token_id] = piece
         return piece
 
-    def detokenizer(self) -> Detokenizer:
-        return ByteDetokenizer(self)
+    def detokenizer(self, shown: Sequence[str] = ()) -> Detokenizer:
+        return ByteDetokenizer(self, {i: name.encode() for i, name in self._special.items() if name in shown})
 
     def token_bytes(self, token_id: int) -> bytes:
         name = self._special.get(token_id)
@@ -84,12 +87,16 @@ class ByteVocabulary(dict[int, bytes]):
 class ByteDetokenizer:
     """See Detokenizer."""
 
-    def __init__(self, vocabulary: ByteVocabulary) -> None:
+    def __init__(self, vocabulary: ByteVocabulary, shown: Mapping[int, bytes]) -> None:
         self._vocabulary = vocabulary
+        self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
-        vocabulary = self._vocabulary
+        vocabulary, shown = self._vocabulary, self._shown
+        if shown:
+            pieces = [shown.get(token_id) or vocabulary[token_id] for token_id in token_ids]
+            return self._utf8.decode(b"".join(pieces))
         return self._utf8.decode(b"".join([vocabulary[token_id] for token_id in token_ids]))
 
     def finish(self) -> str:
@@ -119,8 +126,8 @@ class WordVocabulary(dict[int, str | None]):
     def later(self, token_ids: list[int]) -> str:
         return self.first([self._anchor, *token_ids])[self._anchor_chars :]
 
-    def detokenizer(self) -> Detokenizer:
-        return WordDetokenizer(self)
+    def detokenizer(self, shown: Sequence[str] = ()) -> Detokenizer:
+        return WordDetokenizer(self, {i: name for i, name in self._special.items() if name in shown})
 
     def token_bytes(self, token_id: int) -> bytes:
         piece = self._special.get(token_id) or self[token_id]
@@ -141,8 +148,9 @@ class WordVocabulary(dict[int, str | None]):
 class WordDetokenizer:
     """See Detokenizer."""
 
-    def __init__(self, vocabulary: WordVocabulary) -> None:
+    def __init__(self, vocabulary: WordVocabulary, shown: Mapping[int, str]) -> None:
         self._vocabulary = vocabulary
+        self._shown = shown
         self._started = False
         self._byte_run: list[int] = []
 
@@ -154,6 +162,8 @@ class WordDetokenizer:
 
     def _push(self, token_id: int) -> str:
         piece = self._vocabulary[token_id]
+        if name := self._shown.get(token_id):
+            return self._end_run() + name
         if piece is None:
             self._byte_run.append(token_id)
             return ""

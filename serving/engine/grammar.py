@@ -15,12 +15,16 @@ import orjson
 from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
+from serving.dialect import THOUGHT
 from serving.engine import api
 from serving.engine.json_schema import check_schema
 from serving.errors import InvalidRequest
-from serving.request import GRAMMAR_PARAMS, Grammar, GrammarKind
+from serving.request import Grammar, GrammarKind
 
 WHITESPACE = r"[ \n\r\t]{1,16}"  # a model that is stuck in blanks would otherwise never leave them
+THOUGHT_FIRST = f"""start: thought /[ \\n]{{0,8}}/ @answer
+thought[suffix="{THOUGHT}"]: /(?s:.*)/
+"""
 ANY_OBJECT = '{"type": "object"}'
 MAX_REASON = 160  # characters of a line: it may repeat what was sent
 
@@ -83,10 +87,14 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
 
-    def compile(self, grammar: Grammar) -> Matcher:
-        """At the start of an answer. Slow. Raises InvalidRequest with what is wrong or too large."""
+    def compile(self, grammar: Grammar, *, in_thought: bool = False) -> Matcher:
+        """At the start of an answer, or `in_thought`: then the answer proper follows what the model thinks. Slow.
+
+        Raises InvalidRequest with what is wrong or too large.
+        """
         try:
-            native = llguidance.LLMatcher(self._tokens(), _definition(grammar), log_level=0, limits=_limits())
+            definition = _after_thought(_definition(grammar)) if in_thought else _definition(grammar)
+            native = llguidance.LLMatcher(self._tokens(), definition, log_level=0, limits=_limits())
         except ValueError as error:
             raise _refuse(grammar, str(error)) from error
         if not native.is_error():
@@ -117,7 +125,7 @@ def _definition(grammar: Grammar) -> str:
         case GrammarKind.JSON_OBJECT:
             return _json(ANY_OBJECT)
         case GrammarKind.JSON_SCHEMA:
-            check_schema(grammar.source)
+            check_schema(grammar.source, grammar.field)
             return _json(grammar.source)
         case GrammarKind.REGEX:
             return llguidance.LLMatcher.grammar_from_regex(grammar.source)
@@ -125,6 +133,12 @@ def _definition(grammar: Grammar) -> str:
             return llguidance.LLMatcher.grammar_from_lark(_lark(grammar.source))
         case GrammarKind.CHOICE:
             return llguidance.LLMatcher.grammar_from_regex(_choice(orjson.loads(grammar.source)))
+
+
+def _after_thought(definition: str) -> str:
+    """Any text until the thought's end, white space, and then what the definition says."""
+    inner = orjson.loads(definition)["grammars"][0] if definition.startswith("{") else {"lark_grammar": definition}
+    return orjson.dumps({"grammars": [{"lark_grammar": THOUGHT_FIRST}, {**inner, "name": "answer"}]}).decode()
 
 
 def _json(schema: str) -> str:
@@ -151,4 +165,4 @@ def _refuse(grammar: Grammar, reason: str) -> InvalidRequest:
     lines = [line[:MAX_REASON] for line in reason.splitlines() if line.strip()] or ["no reason given"]
     errors = [line.removeprefix("error: ") for line in lines[1:] if line.startswith("error: ")]
     sentence = " ".join([lines[0], *errors]).rstrip(".")
-    return InvalidRequest(f"the answer's form cannot be enforced: {sentence}.", param=GRAMMAR_PARAMS[grammar.kind])
+    return InvalidRequest(f"the answer's form cannot be enforced: {sentence}.", param=grammar.field)

@@ -37,8 +37,17 @@ ANNOTATIONS = frozenset(
 KNOWN = SCHEMA | SCHEMA_LISTS | SCHEMA_MAPS | VALUES | ANNOTATIONS
 
 
-def check_schema(text: str) -> None:
-    """Raises InvalidRequest for what is no JSON object, nested too deeply, or uses a keyword that is not enforced."""
+def check_schema(text: str, param: str = PARAM) -> None:
+    """Raises InvalidRequest for what is no JSON object, nested too deeply, or uses a keyword that is not enforced.
+    `param` is the field of the request that it names."""
+    try:
+        _check(text)
+    except InvalidRequest as error:
+        error.param = param
+        raise
+
+
+def _check(text: str) -> None:
     todo: list[tuple[Any, str, int]] = [(_parse(text), "", 0)]
     while todo:
         schema, path, depth = todo.pop()

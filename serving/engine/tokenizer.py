@@ -37,24 +37,34 @@ class Tokenizer:
         """Plain text, with the BOS token in front where the model wants it."""
         return self._bos + self._ids(text)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """A conversation through the chat template, which writes BOS itself if it wants one.
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """A conversation without tools, rendered and encoded."""
+        return self.encode_rendered(self.render_chat(messages))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """What a chat template wrote, BOS included if it wants one."""
+        return self._ids(text)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """A conversation as the chat template writes it.
 
         Raises InvalidRequest when the template refuses the messages, or the model has none.
         """
-        return self._ids(self.render_chat(messages, add_generation_prompt=add_generation_prompt))
-
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The text that `encode_chat` encodes."""
         if self._template is None:
             raise InvalidRequest(
                 "this model has no chat template; ask for a text completion instead.", param="messages"
             )
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
-    def detokenizer(self) -> Detokenizer:
-        """A new one for one answer."""
-        return self._vocabulary.detokenizer()
+    def detokenizer(self, shown: Sequence[str] = ()) -> Detokenizer:
+        """A new one for one answer, with the special tokens that it shows."""
+        return self._vocabulary.detokenizer(shown)
 
     def token_bytes(self, token_id: int) -> bytes:
         """One token's own text in UTF-8, special tokens by their name; b"" for an unknown one."""

@@ -16,9 +16,11 @@ from starlette.types import Receive, Scope, Send
 from serving.errors import EngineFailed, ServiceError
 from serving.gateway import sse
 from serving.gateway.call import Call, total_usage
+from serving.gateway.choice import Choice
 from serving.gateway.errors import error_response
-from serving.gateway.formats import AnswerFormat, Choice
-from serving.replica.events import Delta, Finished
+from serving.gateway.formats import AnswerFormat
+from serving.gateway.speech.speech import SpeechPlan
+from serving.gateway.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +28,16 @@ logger = logging.getLogger(__name__)
 class AnswerResponse(Response):
     """Owns its call, and closes it whatever happens."""
 
-    def __init__(self, call: Call, answer: AnswerFormat, *, stream: bool) -> None:
+    def __init__(
+        self,
+        call: Call,
+        answer: AnswerFormat,
+        *,
+        stream: bool,
+        plan: SpeechPlan = SpeechPlan(),  # noqa: B008 - frozen
+    ) -> None:
         super().__init__()
+        self._plan = plan
         self._call = call
         self._format = answer
         self._stream = stream
@@ -50,14 +60,12 @@ class AnswerResponse(Response):
             await self._send_stream(send)
 
     async def _whole(self) -> Response:
+        transcript = self._transcript()
         choices = [Choice() for _ in range(self._call.num_choices)]
-        finished: list[Finished] = []
-        while len(finished) < len(choices):
-            event = await self._call.next()
-            choices[event.choice].see(event)
-            if isinstance(event, Finished):
-                finished.append(event)
-        write = partial(self._format.whole, choices, total_usage(finished))
+        while not transcript.is_complete:
+            said = transcript.hear(await self._call.next())
+            choices[said.choice].see(said)
+        write = partial(self._format.whole, choices, total_usage(transcript.finished))
         # What is said of long prompts is megabytes of JSON, which would hold up all other streams.
         body = await asyncio.to_thread(write) if any(choice.prompt for choice in choices) else write()
         return Response(body, media_type="application/json")
@@ -67,30 +75,27 @@ class AnswerResponse(Response):
         try:
             last = await self._send_events(send)
         except ServiceError as error:
-            last = sse.error_event(error)
+            last = self._format.error(error)
         except Exception:
             logger.exception("a stream failed")
-            last = sse.error_event(EngineFailed("the gateway failed on this stream; its log says why."))
+            last = self._format.error(EngineFailed("the gateway failed on this stream; its log says why."))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_events(self, send: Send) -> bytes:
         """Returns what closes the stream, so that it leaves together with its end."""
+        transcript = self._transcript()
         for choice in range(self._call.num_choices):
             if opening := self._format.opening(choice):
                 await _send_part(send, opening)
-        finished: list[Finished] = []
         while True:
-            event = await self._call.next()
-            if isinstance(event, Delta):
-                logprobs = [*self._format.echoed(event.prompt), *event.logprobs]
-                if event.text or logprobs:
-                    await _send_part(send, self._format.text(event.text, logprobs, event.choice))
-                continue
-            finished.append(event)
-            closing = self._format.closing(event.reason, event.choice)
-            if len(finished) == self._call.num_choices:
-                return closing + self._format.usage(total_usage(finished)) + sse.DONE
-            await _send_part(send, closing)
+            part = self._format.said(transcript.hear(await self._call.next()))
+            if transcript.is_complete:
+                return part + self._format.end(total_usage(transcript.finished))
+            if part:
+                await _send_part(send, part)
+
+    def _transcript(self) -> Transcript:
+        return Transcript(self._plan, self._call.num_choices, in_thought=self._call.in_thought)
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -23,7 +23,9 @@ def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         body = parse_chat(await read_json_object(request, max_body_bytes))
         answer = ChatFormat(_head("chatcmpl", body))
-        return AnswerResponse(Call(services, body.to_request(request_id_of(request))), answer, stream=bool(body.stream))
+        plan = body.speech_plan(services.replica.status)
+        call = Call(services, body.to_request(request_id_of(request)))
+        return AnswerResponse(call, answer, stream=bool(body.stream), plan=plan)
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:

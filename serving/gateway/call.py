@@ -33,6 +33,8 @@ class Call:
         self._services = services
         self._request = request
         self._started = time.perf_counter()
+        self.in_thought = False
+        """Once open: whether the answer begins within the model's thought."""
         self._entered = self._accepted = False
         self._first: Event | None = None
         self._generation: Generation | None = None
@@ -52,7 +54,9 @@ class Call:
         self._generation = services.replica.generate(request)
         model = services.replica.status.model  # the served name: a client's spelling must not become a label
         self._watch = Stopwatch(services.metrics.of_model(model), self._started, request.num_choices)
-        await self._take()
+        accepted = await self._take()
+        assert isinstance(accepted, Accepted), "a request is accepted before anything else"
+        self.in_thought = accepted.in_thought
         if deadline_s is not None:
             self._first = await self._take()
         self._accepted = True

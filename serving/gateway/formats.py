@@ -4,15 +4,20 @@ Chunks are put together from bytes (see `sse`), so the order of fields here is t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import orjson
 
+from serving.errors import ServiceError
 from serving.gateway import sse
+from serving.gateway.chat_json import chat_message, piece_delta
+from serving.gateway.choice import Choice
 from serving.gateway.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
-from serving.replica.events import Delta, Finished, TokenLogprob
-from serving.request import FinishReason, Usage
+from serving.gateway.speech.pieces import Content, Piece
+from serving.gateway.transcript import Said
+from serving.replica.events import TokenLogprob
+from serving.request import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,43 +37,21 @@ class AnswerHead:
     """Whether a whole answer shows those of the prompt by themselves."""
 
 
-@dataclass(slots=True)
-class Choice:
-    """One of the answers, complete when it has a reason."""
-
-    parts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    reason: FinishReason | None = None
-    prompt: list[TokenLogprob] = field(default_factory=list)
-
-    def see(self, event: Delta | Finished) -> None:
-        if isinstance(event, Finished):
-            self.reason = event.reason
-        else:
-            self.parts.append(event.text)
-            self.logprobs += event.logprobs
-            self.prompt += event.prompt
-
-    @property
-    def text(self) -> str:
-        return "".join(self.parts)
-
-
 class AnswerFormat(Protocol):
     """How one endpoint writes an answer. `choice` counts the answers to one prompt from 0."""
 
-    def echoed(self, prompt: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
-        """What chunks show of a prompt's log-probabilities, before those of the answer."""
-        ...
-
     def opening(self, choice: int = 0) -> bytes: ...
 
-    def text(self, text: str, logprobs: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes: ...
+    def said(self, said: Said) -> bytes:
+        """The events for this news, that of its end included; empty if there is nothing to tell."""
+        ...
 
-    def closing(self, reason: FinishReason, choice: int = 0) -> bytes: ...
+    def end(self, usage: Usage) -> bytes:
+        """What comes after the last answer's end."""
+        ...
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices that `include_usage` asks for; empty when it was not asked."""
+    def error(self, error: ServiceError) -> bytes:
+        """The last event of a stream that fails."""
         ...
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes: ...
@@ -86,29 +69,43 @@ class ChatFormat:
     def opening(self, choice: int = 0) -> bytes:
         return self._chunk(choice, {"role": "assistant", "content": ""}, None)
 
-    def text(self, text: str, logprobs: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
-        return self._chunk(choice, {"content": text}, None, logprobs) if logprobs else self._texts[choice].fill(text)
+    def said(self, said: Said) -> bytes:
+        if said.logprobs or said.reason:
+            return self._said_with_more(said)
+        return b"".join([self._piece(said.choice, piece) for piece in said.pieces])
 
-    def closing(self, reason: FinishReason, choice: int = 0) -> bytes:
-        return self._chunk(choice, {}, reason.value)
+    def end(self, usage: Usage) -> bytes:
+        return _usage_chunk(self._head, self._before, usage) + sse.DONE
 
-    def usage(self, usage: Usage) -> bytes:
-        return _usage_chunk(self._head, self._before, usage)
+    def error(self, error: ServiceError) -> bytes:
+        return sse.error_event(error)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         more = {"prompt_logprobs": prompt_logprobs(choices[0].prompt)} if self._head.prompt_logprobs else {}
         return _whole(self._head, "chat.completion", [self._choice(*item) for item in enumerate(choices)], usage, more)
 
-    def echoed(self, prompt: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
-        return ()
-
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
         shown = chat_logprobs(choice.logprobs) if self._head.logprobs else None
-        return {"index": index, "message": message, "logprobs": shown, "finish_reason": choice.reason}
+        return {"index": index, "message": chat_message(choice), "logprobs": shown, "finish_reason": choice.reason}
+
+    def _piece(self, choice: int, piece: Piece) -> bytes:
+        if isinstance(piece, Content):
+            return self._texts[choice].fill(piece.text)
+        return self._chunk(choice, piece_delta(piece), None)
+
+    def _said_with_more(self, said: Said) -> bytes:
+        """Log-probabilities go with the first chunk: some tokens say nothing that is shown."""
+        deltas: list[dict[str, Any]] = [piece_delta(piece) for piece in said.pieces]
+        if said.logprobs and not deltas:
+            deltas = [{}]
+        logprobs = [said.logprobs, *((),) * len(deltas)]
+        chunks = [self._chunk(said.choice, delta, None, logprobs[i]) for i, delta in enumerate(deltas)]
+        if said.reason:
+            chunks.append(self._chunk(said.choice, {}, said.reason))
+        return b"".join(chunks)
 
     def _chunk(
-        self, index: int, delta: dict[str, str], reason: str | None, logprobs: Sequence[TokenLogprob] = ()
+        self, index: int, delta: dict[str, Any], reason: str | None, logprobs: Sequence[TokenLogprob] = ()
     ) -> bytes:
         shown = chat_logprobs(logprobs) if logprobs else None
         choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}
@@ -131,25 +128,32 @@ class CompletionFormat:
     def opening(self, choice: int = 0) -> bytes:
         return b""
 
-    def text(self, text: str, logprobs: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
-        return self._chunk(choice, text, None, logprobs) if logprobs else self._texts[choice].fill(text)
+    def said(self, said: Said) -> bytes:
+        text = "".join([piece.text for piece in said.pieces if isinstance(piece, Content)])
+        logprobs = [*self._echoed(said.prompt), *said.logprobs]
+        event = b""
+        if logprobs:
+            event = self._chunk(said.choice, text, None, logprobs)
+        elif text:
+            event = self._texts[said.choice].fill(text)
+        return event + self._chunk(said.choice, "", said.reason) if said.reason else event
 
-    def closing(self, reason: FinishReason, choice: int = 0) -> bytes:
-        return self._chunk(choice, "", reason.value)
+    def end(self, usage: Usage) -> bytes:
+        return _usage_chunk(self._head, self._before, usage) + sse.DONE
 
-    def usage(self, usage: Usage) -> bytes:
-        return _usage_chunk(self._head, self._before, usage)
+    def error(self, error: ServiceError) -> bytes:
+        return sse.error_event(error)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         return _whole(self._head, "text_completion", [self._choice(*item) for item in enumerate(choices)], usage)
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        entries = [*self.echoed(choice.prompt), *choice.logprobs]
+        entries = [*self._echoed(choice.prompt), *choice.logprobs]
         shown = completion_logprobs(entries) if self._head.logprobs else None
         more = {"prompt_logprobs": prompt_logprobs(choice.prompt)} if self._head.prompt_logprobs else {}
         return {"index": index, "text": choice.text, "logprobs": shown, "finish_reason": choice.reason, **more}
 
-    def echoed(self, prompt: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    def _echoed(self, prompt: Sequence[TokenLogprob]) -> list[TokenLogprob]:
         top = self._head.echo_top
         return [] if top is None else [replace(entry, top=entry.top[:top]) for entry in prompt]
 
@@ -175,17 +179,17 @@ def _chunk_tail(head: AnswerHead) -> bytes:
 def _usage_chunk(head: AnswerHead, before: bytes, usage: Usage) -> bytes:
     if not head.include_usage:
         return b""
-    return sse.event(before + b'[],"usage":' + orjson.dumps(_usage_fields(usage)) + b"}")
+    return sse.event(before + b'[],"usage":' + orjson.dumps(usage_json(usage)) + b"}")
 
 
 def _whole(
     head: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: Usage, more: Mapping[str, Any] | None = None
 ) -> bytes:
     fields = {"id": head.answer_id, "object": kind, "created": head.created, "model": head.model}
-    return orjson.dumps({**fields, "choices": choices, "usage": _usage_fields(usage), **(more or {})})
+    return orjson.dumps({**fields, "choices": choices, "usage": usage_json(usage), **(more or {})})
 
 
-def _usage_fields(usage: Usage) -> dict[str, Any]:
+def usage_json(usage: Usage) -> dict[str, Any]:
     predicted = {
         "accepted_prediction_tokens": usage.accepted_tokens,
         "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,

@@ -14,7 +14,6 @@ Neutral = Mapping[str, tuple[Any, ...]]
 IGNORED = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-        "parallel_tool_calls",
     }
 )  # fmt: skip
 """Labels and hints that change no token of the answer."""
@@ -34,8 +33,6 @@ COMMON: Neutral = {
 CHAT: Neutral = {
     **COMMON,
     "echo": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -56,10 +53,7 @@ MESSAGE: Neutral = {
     "refusal": (),
     "audio": (),
     "annotations": ([],),
-    "tool_calls": ([],),
-    "tool_call_id": (),
     "function_call": (),
-    "reasoning_content": ("",),
 }
 
 

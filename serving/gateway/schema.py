@@ -13,12 +13,15 @@ from serving.errors import InvalidRequest
 from serving.gateway import neutral
 from serving.gateway.answer_format import AnswerFormat
 from serving.gateway.logit_bias import read_logit_bias
+from serving.gateway.message import Message
+from serving.gateway.tools import ToolUse
 from serving.request import (
     MAX_CHOICES,
     MAX_LOGPROBS,
     MAX_SALT_CHARS,
     MODEL_DEFAULTED,
     ChatPrompt,
+    Grammar,
     Priority,
     Prompt,
     Request,
@@ -38,22 +41,6 @@ TokenId = Annotated[int, Field(ge=0, lt=INT31)]
 
 def _read_stop(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, str) else value
-
-
-def _read_content(value: Any) -> Any:
-    """Parts become one text; a single part equals the plain string."""
-    if not isinstance(value, list):
-        return value
-    return "\n".join(_read_part(part) for part in value)
-
-
-def _read_part(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind != "text":
-        raise ValueError(f"parts of type {kind!r} are not supported yet, only 'text'")
-    if not isinstance(part.get("text"), str):
-        raise ValueError("a part of type 'text' needs a string 'text'")
-    return str(part["text"])
 
 
 def _read_prompt(value: Any) -> Prompt:
@@ -81,22 +68,6 @@ class StreamOptions(_Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: Literal[False] | None = None
-
-
-class Message(_Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_read_content)]
-    name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral(cls, fields: Any) -> Any:
-        return neutral.drop_neutral(fields, neutral.MESSAGE) if isinstance(fields, dict) else fields
-
-    def to_template(self) -> dict[str, Any]:
-        """As chat templates know it: they call a developer the system."""
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.content} | ({"name": self.name} if self.name else {})
 
 
 class _Generate(AnswerFormat, _Body):
@@ -191,7 +162,7 @@ class _Generate(AnswerFormat, _Body):
         )
 
 
-class ChatBody(_Generate):
+class ChatBody(ToolUse, _Generate):
     """POST /v1/chat/completions. Without a limit the answer may fill the context."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -210,8 +181,19 @@ class ChatBody(_Generate):
 
     def to_request(self, request_id: str) -> Request:
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        prompt = ChatPrompt(tuple(message.to_template() for message in self.messages))
+        messages = tuple(message.to_template() for message in self.messages)
+        prompt = ChatPrompt(messages, tuple(function.to_template() for function in self.offered))
         return self._request(request_id, prompt, limit)
+
+    def grammar(self) -> Grammar | None:
+        """Raises InvalidRequest for a form together with tools, since either could be what the model chooses."""
+        form = super().grammar()
+        if form is not None and self.offered:
+            raise InvalidRequest(
+                f"{form.field} and tools cannot be followed at once yet; leave one out, or set tool_choice to 'none'.",
+                param="tools",
+            )
+        return form or self.tool_grammar()
 
 
 class CompletionBody(_Generate):

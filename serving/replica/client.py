@@ -16,7 +16,7 @@ import grpc
 
 from serving.errors import ReplicaUnavailable, ServiceError
 from serving.replica import convert
-from serving.replica.events import Event, Finished
+from serving.replica.events import Accepted, Event, Finished
 from serving.replica.inbox import Inbox, Inboxes
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaStub
@@ -192,7 +192,7 @@ class ReplicaClient:
         inboxes = self._inboxes
         for accepted in batch.accepted:
             if inbox := inboxes.get(accepted.handle):
-                inbox.accept(accepted.prompt_tokens)
+                inbox.accept(Accepted(accepted.prompt_tokens, accepted.in_thought))
         for delta in batch.deltas:
             if inbox := inboxes.get(delta.handle):
                 inbox.add(convert.delta_from_pb(delta))

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from serving.dialect import ToolDialect
 from serving.engine.api import StepStats
 from serving.errors import EngineFailed, InvalidRequest, ServiceError, from_code
 from serving.replica.events import Delta, Finished, TokenLogprob
@@ -43,7 +44,7 @@ def submit_to_pb(handle: int, request: Request) -> pb.Submit:
     )
     _prompt_to_pb(request.prompt, submit)
     if request.grammar is not None:
-        submit.grammar.CopyFrom(pb.Grammar(kind=request.grammar.kind.value, source=request.grammar.source))
+        submit.grammar.CopyFrom(_grammar_to_pb(request.grammar))
     return submit
 
 
@@ -82,6 +83,8 @@ def status_to_pb(status: ReplicaStatus) -> pb.Status:
         counters=pb.Counters(**_shallow_dict(status.stats)),
         detail=status.detail,
         created_unix_s=status.created_unix_s,
+        tool_dialect=status.tool_dialect.value,
+        thinks=status.thinks,
     )
 
 
@@ -92,6 +95,8 @@ def status_from_pb(status: pb.Status) -> ReplicaStatus:
         max_seq_len=status.max_seq_len,
         created_unix_s=status.created_unix_s,
         detail=status.detail,
+        tool_dialect=ToolDialect(status.tool_dialect or ToolDialect.NONE),
+        thinks=status.thinks,
         load=load_from_pb(status.load),
         stats=StepStats(**{f.name: getattr(status.counters, f.name) for f in dataclasses.fields(StepStats)}),
     )
@@ -136,8 +141,9 @@ def _prompt_to_pb(prompt: Prompt, submit: pb.Submit) -> None:
         case TokenPrompt(token_ids):
             submit.token_ids.ids.extend(token_ids)
             submit.token_ids.SetInParent()  # an empty list is a prompt too, for the replica to refuse
-        case ChatPrompt(messages):
+        case ChatPrompt(messages, tools):
             submit.messages_json = orjson.dumps(messages).decode()
+            submit.tools_json = orjson.dumps(tools).decode() if tools else ""
 
 
 def _prompt_from_pb(submit: pb.Submit) -> Prompt:
@@ -147,16 +153,17 @@ def _prompt_from_pb(submit: pb.Submit) -> Prompt:
         case "token_ids":
             return TokenPrompt(tuple(submit.token_ids.ids))
         case "messages_json":
-            return ChatPrompt(_messages_from_json(submit.messages_json))
+            tools = _list_from_json("tools", submit.tools_json) if submit.tools_json else ()
+            return ChatPrompt(_list_from_json("messages", submit.messages_json), tools)
         case _:
             raise InvalidRequest("the request has no prompt.", param="prompt")
 
 
-def _messages_from_json(text: str) -> tuple[dict[str, Any], ...]:
+def _list_from_json(name: str, text: str) -> tuple[dict[str, Any], ...]:
     try:
         return tuple(orjson.loads(text))
     except (orjson.JSONDecodeError, TypeError) as error:
-        raise InvalidRequest(f"the messages are not a JSON list: {error}.", param="messages") from error
+        raise InvalidRequest(f"the {name} are not a JSON list: {error}.", param=name) from error
 
 
 def _priority_from_pb(name: str) -> Priority:
@@ -166,12 +173,16 @@ def _priority_from_pb(name: str) -> Priority:
         raise InvalidRequest(f"priority must be interactive or batch, got {name!r}.", param="priority") from error
 
 
+def _grammar_to_pb(grammar: Grammar) -> pb.Grammar:
+    return pb.Grammar(kind=grammar.kind.value, source=grammar.source, param=grammar.param)
+
+
 def _grammar_from_pb(grammar: pb.Grammar) -> Grammar:
     try:
         kind = GrammarKind(grammar.kind)
     except ValueError as error:
         raise InvalidRequest(f"{grammar.kind!r} is no kind of grammar; one of {', '.join(GrammarKind)} is.") from error
-    return Grammar(kind, grammar.source)
+    return Grammar(kind, grammar.source, grammar.param)
 
 
 def _sampling_to_pb(sampling: SamplingParams, unset: frozenset[str]) -> pb.Sampling:

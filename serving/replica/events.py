@@ -14,6 +14,8 @@ class Accepted:
     """The request passed the checks at the door; from here on it only fails if the service does."""
 
     prompt_tokens: int
+    in_thought: bool = False
+    """The prompt has opened the model's thought: the answer begins within it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from serving.errors import EngineFailed, ServiceError
 from serving.replica import convert
-from serving.replica.events import Delta
+from serving.replica.events import Accepted, Delta
 from serving.replica.outbox import Outbox
 from serving.replica.prompts import ReadPrompt
 from serving.replica.proto import replica_pb2 as pb
@@ -80,7 +80,7 @@ class GatewayStream:
         table = self._entrance.admit(request.num_choices)
         prompt = await self._entrance.read_prompt(table, request)
         for handle in handles:
-            self.outbox.accept(handle, len(prompt.token_ids))
+            self.outbox.accept(handle, Accepted(len(prompt.token_ids), prompt.in_thought))
         engine_ids = table.submit(request.request_id, prompt, handles, self, deadline)
         for handle, engine_id in zip(handles, engine_ids, strict=True):
             self._running[handle] = (table, engine_id)

@@ -32,10 +32,10 @@ class Inbox:
     def listen(self, on_news: Callable[[], None]) -> None:
         self._on_news = on_news
 
-    def accept(self, prompt_tokens: int) -> None:
+    def accept(self, accepted: Accepted) -> None:
         """Answers to one prompt are accepted together: the first one tells."""
         if self._choice == 0:
-            self._accepted = Accepted(prompt_tokens)
+            self._accepted = accepted
             self._on_news()
 
     def add(self, delta: Delta) -> None:

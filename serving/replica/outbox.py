@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from serving.errors import ServiceError
 from serving.replica import convert
-from serving.replica.events import Delta, TokenLogprob
+from serving.replica.events import Accepted, Delta, TokenLogprob
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.status import ReplicaStatus
 from serving.request import FinishReason, Usage
@@ -48,8 +48,10 @@ class Outbox:
         """The batch taken last has been written."""
         self._writing = False
 
-    def accept(self, handle: int, prompt_tokens: int) -> None:
-        self._accepted.append(pb.Accepted(handle=handle, prompt_tokens=prompt_tokens))
+    def accept(self, handle: int, accepted: Accepted) -> None:
+        self._accepted.append(
+            pb.Accepted(handle=handle, prompt_tokens=accepted.prompt_tokens, in_thought=accepted.in_thought)
+        )
         self._changed()
 
     def add(self, handle: int, delta: Delta) -> None:

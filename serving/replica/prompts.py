@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.card import GenerationDefaults
+from serving.dialect import MARKS, THINK, THOUGHT, ToolDialect, begins_in_thought
 from serving.engine.api import Matcher
 from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import Tokenizer
@@ -35,6 +36,10 @@ class ReadPrompt:
     echo: tuple[str, ...] = ()
     """The text of each token, if the answer begins with the prompt."""
     prompt_only: bool = False
+    in_thought: bool = False
+    """The prompt has opened the model's thought: the answer begins within it."""
+    shown: tuple[str, ...] = ()
+    """Special tokens that the answer shows, since they say what its parts are."""
 
     def for_choice(self, choice: int) -> "ReadPrompt":
         """What the engine needs for one of several answers to it: a seed and a matcher of its own. What there is to say
@@ -57,19 +62,36 @@ class PromptReader:
     defaults: GenerationDefaults
     max_seq_len: int
     vocab_size: int
+    tool_dialect: ToolDialect = ToolDialect.NONE
+    thinks: bool = False
 
     def read(self, request: Request) -> ReadPrompt:
         """Raises ModelNotFound, PromptTooLong or InvalidRequest."""
         if request.model != self.model:
             raise ModelNotFound(f"the model {request.model!r} is not served here, {self.model!r} is.", param="model")
-        token_ids = self._token_ids(request.prompt)
+        token_ids, in_thought = self._token_ids(request.prompt)
         self._check_prompt(token_ids, "messages" if isinstance(request.prompt, ChatPrompt) else "prompt")
         self._check_steering(request.sampling)
         sampling = self._sampling(request, len(token_ids))
-        matcher = None if request.grammar is None else self.grammars.compile(request.grammar)
+        matcher = None if request.grammar is None else self.grammars.compile(request.grammar, in_thought=in_thought)
         self._check_prompt_logprobs(sampling.prompt_logprobs, len(token_ids), request.num_choices)
         echo = self._pieces(token_ids) if request.echo else ()
-        return ReadPrompt(token_ids, sampling, matcher, request.priority, request.cache_salt, echo, request.prompt_only)
+        return ReadPrompt(
+            token_ids,
+            sampling,
+            matcher,
+            request.priority,
+            request.cache_salt,
+            echo,
+            request.prompt_only,
+            in_thought,
+            self._shown(request.prompt),
+        )
+
+    def _shown(self, prompt: Prompt) -> tuple[str, ...]:
+        if not isinstance(prompt, ChatPrompt):
+            return ()
+        return (*((THINK, THOUGHT) if self.thinks else ()), *(MARKS[self.tool_dialect] if prompt.tools else ()))
 
     def _pieces(self, token_ids: tuple[int, ...]) -> tuple[str, ...]:
         """Together the text of the prompt, without special tokens."""
@@ -88,14 +110,16 @@ class PromptReader:
                 param="prompt_logprobs",
             )
 
-    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+    def _token_ids(self, prompt: Prompt) -> tuple[tuple[int, ...], bool]:
+        """Also whether the answer begins within a thought."""
         match prompt:
             case TextPrompt(text):
-                return tuple(self.tokenizer.encode(text))
-            case ChatPrompt(messages):
-                return tuple(self.tokenizer.encode_chat(messages))
+                return tuple(self.tokenizer.encode(text)), False
+            case ChatPrompt(messages, tools):
+                text = self.tokenizer.render_chat(messages, tools)
+                return tuple(self.tokenizer.encode_rendered(text)), self.thinks and begins_in_thought(text)
             case TokenPrompt(token_ids):
-                return token_ids
+                return token_ids, False
 
     def _check_prompt(self, token_ids: tuple[int, ...], param: str) -> None:
         if not token_ids:

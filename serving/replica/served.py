@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from model.card import ModelCard
 from serving.config import EngineConfig
+from serving.dialect import ToolDialect, choose_tool_dialect, thinks
 from serving.engine.api import EngineLoop
 from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import StopStrings, Tokenizer
@@ -29,14 +30,22 @@ class ServedModel:
         name = config.name or card.name
         eos_ids = frozenset(card.generation.eos_token_ids)
         grammars = GrammarCompiler(card.text.tokenizer_json, engine.vocab_size, eos_ids)
+        template = card.text.chat_template
         reader = PromptReader(
-            name, Tokenizer(card.text), grammars, card.generation, engine.max_seq_len, engine.vocab_size
+            name,
+            Tokenizer(card.text),
+            grammars,
+            card.generation,
+            engine.max_seq_len,
+            engine.vocab_size,
+            ToolDialect(config.tool_dialect) if config.tool_dialect else choose_tool_dialect(template),
+            thinks(template) if config.reasoning is None else config.reasoning,
         )
         return cls(name, engine, reader, eos_ids, capacity=config.num_slots + config.max_waiting)
 
     def new_answer(self, prompt: ReadPrompt) -> Answer:
         return Answer(
-            self.reader.tokenizer.detokenizer(),
+            self.reader.tokenizer.detokenizer(prompt.shown),
             StopStrings(prompt.sampling.stop),
             self.eos_ids.union(prompt.sampling.stop_token_ids),
             len(prompt.token_ids),

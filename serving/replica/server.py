@@ -63,7 +63,13 @@ class ReplicaService(ReplicaServicer):
             loop.call_soon_threadsafe(table.on_step, step)
 
         served.engine.start(on_step)
-        self._change(model=served.name, max_seq_len=served.engine.max_seq_len, created_unix_s=served.created_unix_s)
+        self._change(
+            model=served.name,
+            max_seq_len=served.engine.max_seq_len,
+            created_unix_s=served.created_unix_s,
+            tool_dialect=served.reader.tool_dialect,
+            thinks=served.reader.thinks,
+        )
         if self._status.state is ReplicaState.STARTING:
             self._change(state=ReplicaState.READY, detail="")
 

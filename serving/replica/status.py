@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
+from serving.dialect import ToolDialect
 from serving.engine.api import StepStats
 from serving.request import Load
 
@@ -26,6 +27,10 @@ class ReplicaStatus:
     """What it is doing while starting, or why it failed."""
     load: Load = field(default_factory=Load)
     stats: StepStats = field(default_factory=StepStats)
+    tool_dialect: ToolDialect = ToolDialect.NONE
+    """How the model writes calls of tools."""
+    thinks: bool = False
+    """Whether its answers may begin with thoughts."""
 
     @property
     def ready(self) -> bool:

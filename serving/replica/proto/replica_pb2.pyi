@@ -15,13 +15,14 @@ class ClientBatch(_message.Message):
     def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "model", "text", "token_ids", "messages_json", "sampling", "grammar", "priority", "echo", "prompt_only", "deadline_ms", "cache_salt", "num_choices")
+    __slots__ = ("handle", "request_id", "model", "text", "token_ids", "messages_json", "tools_json", "sampling", "grammar", "priority", "echo", "prompt_only", "deadline_ms", "cache_salt", "num_choices")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +37,7 @@ class Submit(_message.Message):
     text: str
     token_ids: TokenIds
     messages_json: str
+    tools_json: str
     sampling: Sampling
     grammar: Grammar
     priority: str
@@ -44,15 +46,17 @@ class Submit(_message.Message):
     deadline_ms: int
     cache_salt: str
     num_choices: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages_json: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., priority: _Optional[str] = ..., echo: _Optional[bool] = ..., prompt_only: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_choices: _Optional[int] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages_json: _Optional[str] = ..., tools_json: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., priority: _Optional[str] = ..., echo: _Optional[bool] = ..., prompt_only: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_choices: _Optional[int] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("kind", "source")
+    __slots__ = ("kind", "source", "param")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
     kind: str
     source: str
-    def __init__(self, kind: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+    param: str
+    def __init__(self, kind: _Optional[str] = ..., source: _Optional[str] = ..., param: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -121,12 +125,14 @@ class ServerBatch(_message.Message):
     def __init__(self, accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("handle", "prompt_tokens")
+    __slots__ = ("handle", "prompt_tokens", "in_thought")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IN_THOUGHT_FIELD_NUMBER: _ClassVar[int]
     handle: int
     prompt_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    in_thought: bool
+    def __init__(self, handle: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., in_thought: _Optional[bool] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("handle", "text", "num_tokens", "logprobs", "prompt")
@@ -275,7 +281,7 @@ class ProfileReply(_message.Message):
     def __init__(self, steps: _Optional[int] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("state", "model", "max_seq_len", "load", "counters", "detail", "created_unix_s")
+    __slots__ = ("state", "model", "max_seq_len", "load", "counters", "detail", "created_unix_s", "tool_dialect", "thinks")
     STATE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQ_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +289,8 @@ class Status(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    TOOL_DIALECT_FIELD_NUMBER: _ClassVar[int]
+    THINKS_FIELD_NUMBER: _ClassVar[int]
     state: str
     model: str
     max_seq_len: int
@@ -290,4 +298,6 @@ class Status(_message.Message):
     counters: Counters
     detail: str
     created_unix_s: int
-    def __init__(self, state: _Optional[str] = ..., model: _Optional[str] = ..., max_seq_len: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., detail: _Optional[str] = ..., created_unix_s: _Optional[int] = ...) -> None: ...
+    tool_dialect: str
+    thinks: bool
+    def __init__(self, state: _Optional[str] = ..., model: _Optional[str] = ..., max_seq_len: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., detail: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., tool_dialect: _Optional[str] = ..., thinks: _Optional[bool] = ...) -> None: ...

@@ -123,3 +123,12 @@ def test_bytes_of_tokens_join_to_the_bytes_of_the_text(kind):
 def test_bytes_of_special_and_unknown_tokens():
     assert VOCABULARIES["byte_level"].token_bytes(0) == LOADED["byte_level"].id_to_token(0).encode()
     assert VOCABULARIES["byte_level"].token_bytes(9999) == b""
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_special_tokens_are_shown_by_name_if_asked_for(name):
+    vocabulary = VOCABULARIES[name]
+    token_id, text = next(iter(vocabulary._special.items()))
+    assert vocabulary.detokenizer().push([token_id]) == ""
+    shown = vocabulary.detokenizer([text, "unknown"])
+    assert shown.push([token_id]) + shown.finish() == text

@@ -281,3 +281,21 @@ def test_smollm2_vocabulary(demo_model, random):
     masks_RW = np.zeros((1, num_words(width)), np.int32)
     MaskWriter().write([(matcher, 0)], masks_RW)
     assert 0 < np.unpackbits(masks_RW.view(np.uint8)).sum() < 100
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (Grammar(GrammarKind.REGEX, "ab+"), "abb", "b"),
+        (Grammar(GrammarKind.CHOICE, '["red", "blue"]'), "blue", "green"),
+        (Grammar(GrammarKind.LARK, 'start: "x" | "y"'), "y", "z"),
+        (schema_grammar({"const": 7}), "7", "8"),
+    ],
+)
+def test_a_thought_may_come_first(grammar, good, bad):
+    def taken(text):
+        matcher = compiler().compile(grammar, in_thought=True)
+        return all(matcher.accept(token_id) for token_id in tokenizer().encode(text).ids)
+
+    assert taken(f"anything <b> {bad}</think>\n\n{good}")
+    assert not taken(f"anything</think>\n\n{bad}")

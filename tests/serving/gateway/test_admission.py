@@ -34,7 +34,7 @@ def test_a_deadline_that_the_queue_makes_impossible_is_refused_now():
     admission = Admission(max_queued=100)
     for _ in range(9):
         admission.enter(slots=2, deadline_s=10.0)
-    with pytest.raises(DeadlineExceeded, match="7 answers wait already, about 4.0 s, and deadline_ms is 3,900"):
+    with pytest.raises(DeadlineExceeded, match=r"7 answers wait already, about 4.0 s, and deadline_ms is 3,900"):
         admission.enter(slots=2, deadline_s=3.9)
     assert admission.num_in_flight == 9
     admission.enter(slots=2, deadline_s=4.1)

@@ -67,12 +67,13 @@ async def test_the_official_client_rides_through_a_burst(monkeypatch):
     monkeypatch.setattr(anyio, "sleep", lambda seconds: real_sleep(seconds / HURRY))
     engine = FakeEngineLoop(step_delay_s=0.002, num_slots=2)
     config = EngineConfig("nowhere", num_slots=2)
-    async with running_replica(engine, config=config) as replica:
-        async with running_gateway(replica.address, max_queued=4) as gateway:
-            hurry_admission(gateway.admission)
-            async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
-                calls = [client.completions.create(**body()) for _ in range(40)]
-                answers = await asyncio.gather(*calls)
+    async with (
+        running_replica(engine, config=config) as replica,
+        running_gateway(replica.address, max_queued=4) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client,
+    ):
+        hurry_admission(gateway.admission)
+        answers = await asyncio.gather(*(client.completions.create(**body()) for _ in range(40)))
     assert [answer.choices[0].text for answer in answers] == ["abca"] * 40
     assert engine.num_tokens_made == 40 * 4, "the refused cost the engine nothing"
 

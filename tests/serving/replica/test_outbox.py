@@ -1,7 +1,7 @@
 import asyncio
 
 from serving.replica import convert
-from serving.replica.events import Delta, TokenLogprob
+from serving.replica.events import Accepted, Delta, TokenLogprob
 from serving.replica.outbox import Outbox
 from serving.replica.status import ReplicaState, ReplicaStatus
 from serving.request import FinishReason, Usage
@@ -9,7 +9,7 @@ from serving.request import FinishReason, Usage
 
 async def test_everything_leaves_in_one_batch():
     outbox = Outbox()
-    outbox.accept(1, 3)
+    outbox.accept(1, Accepted(3))
     outbox.add(1, Delta("a", 1))
     outbox.add(2, Delta("b", 1))
     outbox.finish(1, FinishReason.STOP, Usage(3, 1))
@@ -58,7 +58,7 @@ async def test_a_gateway_that_does_not_read_is_not_listened_to():
 async def test_sent_means_taken_and_written():
     outbox = Outbox()
     assert outbox.sent
-    outbox.accept(1, 1)
+    outbox.accept(1, Accepted(1))
     assert not outbox.sent
     await outbox.take()
     assert not outbox.sent

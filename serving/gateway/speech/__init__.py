@@ -1,0 +1,1 @@
+"""What the text of an answer says: content, thoughts and calls of tools, taken apart as it comes."""

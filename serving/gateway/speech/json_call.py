@@ -1,0 +1,53 @@
+"""A call of a tool as a JSON object: {"name": ..., "arguments": {...}}, in either order, told as it comes."""
+
+from serving.gateway.speech.json_text import parse, read_key, read_value, tell_value
+from serving.gateway.speech.sayer import Sayer
+from serving.gateway.speech.source import Reading, Source
+
+ARGUMENTS = ("arguments", "parameters")
+
+
+def read_json_call(source: Source, sayer: Sayer) -> Reading[bool]:
+    """False if it is no call of a known tool, before anything of it was told.
+
+    What breaks off once the name is known stays a call, as far as it came: parts of it may be told already.
+    """
+    if (yield from source.skip()) != "{":
+        return False
+    source.take(1)
+    named = told = False
+    early: str | None = None
+    while (key := (yield from read_key(source))) is not None:
+        if key == "name" and not named:
+            if not sayer.call(parse((yield from read_value(source)))):
+                return False
+            named = True
+        elif key in ARGUMENTS and named and not told:
+            told = True
+            yield from tell_arguments(source, sayer)
+        elif key in ARGUMENTS and early is None:
+            early = yield from read_value(source)
+        elif (yield from read_value(source)) is None:
+            break
+    if not named:
+        return False
+    if not told:
+        sayer.arguments(as_object(early))
+    if (yield from source.peek()) == "}":
+        source.take(1)
+    return True
+
+
+def tell_arguments(source: Source, sayer: Sayer) -> Reading[None]:
+    """An object as it comes. Some models write it as a JSON string within the JSON, or nothing for no arguments."""
+    if (yield from source.skip()) == "{":
+        yield from tell_value(source, sayer.arguments)
+    else:
+        sayer.arguments(as_object((yield from read_value(source))))
+
+
+def as_object(text: str | None) -> str:
+    value = parse(text)
+    if isinstance(value, str):
+        return value
+    return "{}" if text is None or value is None else text

@@ -1,0 +1,36 @@
+"""Pieces: what an answer says, in order, as small as it becomes known.
+
+Pieces of one kind that follow each other are one: how they are cut depends on how the text came and means nothing.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStart:
+    """A call begins; `index` counts the calls of one answer."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArguments:
+    """More of a call's arguments, which together are JSON if the model wrote JSON."""
+
+    index: int
+    text: str
+
+
+Piece = Content | Reasoning | ToolStart | ToolArguments

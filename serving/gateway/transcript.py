@@ -1,0 +1,48 @@
+"""Transcript: the one way from a replica's events to what is said, for streams and whole answers of every protocol."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serving.gateway.speech.pieces import Piece
+from serving.gateway.speech.speech import SpeechPlan
+from serving.replica.events import Delta, Finished, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one event adds to one of the answers. With `reason` the answer is complete."""
+
+    choice: int = 0
+    pieces: Sequence[Piece] = ()
+    logprobs: Sequence[TokenLogprob] = ()
+    """Of all tokens, whatever they say."""
+    prompt: Sequence[TokenLogprob] = ()
+    reason: str | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        return not (self.pieces or self.logprobs or self.prompt or self.reason)
+
+
+class Transcript:
+    """Of all answers to one prompt."""
+
+    def __init__(self, plan: SpeechPlan, num_choices: int, *, in_thought: bool = False) -> None:
+        self._speeches = [plan.new_speech(in_thought=in_thought) for _ in range(num_choices)]
+        self._finished: list[Finished] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._finished) == len(self._speeches)
+
+    @property
+    def finished(self) -> Sequence[Finished]:
+        return self._finished
+
+    def hear(self, event: Delta | Finished) -> Said:
+        speech = self._speeches[event.choice]
+        if isinstance(event, Delta):
+            return Said(event.choice, speech.push(event.text), event.logprobs, event.prompt)
+        self._finished.append(event)
+        rest = speech.finish()
+        return Said(event.choice, rest, reason=speech.finish_reason(event.reason))
