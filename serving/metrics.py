@@ -16,6 +16,7 @@ TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2
           2560)  # fmt: skip
 ITL_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 E2E_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+NUM_ANSWERS = (1, 2, 5, 10, 20)
 TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 
@@ -30,6 +31,14 @@ class Metrics:
         self._e2e = self._histogram("e2e_request_latency_seconds", "From the request to its end.", E2E_S)
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a finished request.", TOKENS)
         self._generation = self._histogram("request_generation_tokens", "Tokens of a finished answer.", TOKENS)
+        per_token = "Time per token of an answer after its first."
+        self._tpot = self._histogram("request_time_per_output_token_seconds", per_token, ITL_S)
+        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.", E2E_S)
+        self._computed = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens that were not found in the prefix cache.", TOKENS
+        )
+        self._max_tokens = self._histogram("request_params_max_tokens", "The max_tokens that were asked for.", TOKENS)
+        self._n = self._histogram("request_params_n", "Answers that were asked for.", NUM_ANSWERS)
         self._finished = Counter(
             "vllm:request_success", "Requests that ended, by reason.", (*LABELS, "finished_reason"), registry=registry
         )
@@ -47,6 +56,11 @@ class Metrics:
             self._e2e.labels(*labels),
             self._prompt.labels(*labels),
             self._generation.labels(*labels),
+            self._tpot.labels(*labels),
+            self._decode.labels(*labels),
+            self._computed.labels(*labels),
+            self._max_tokens.labels(*labels),
+            self._n.labels(*labels),
             {reason: self._finished.labels(*labels, reason.value) for reason in FinishReason},
         )
 
@@ -64,11 +78,30 @@ class ModelMetrics:
         e2e: Histogram,
         prompt: Histogram,
         generation: Histogram,
+        tpot: Histogram,
+        decode: Histogram,
+        computed: Histogram,
+        max_tokens: Histogram,
+        n: Histogram,
         finished: dict[FinishReason, Counter],
     ) -> None:
         self._ttft, self._itl, self._e2e = ttft, itl, e2e
         self._prompt, self._generation = prompt, generation
+        self._tpot, self._decode, self._computed = tpot, decode, computed
+        self._max_tokens, self._n = max_tokens, n
         self._finished = finished
+
+    def ask(self, n: int, max_tokens: int | None) -> None:
+        """A request that is accepted; `max_tokens` is None when the client left it open."""
+        self._n.observe(n)
+        if max_tokens is not None:
+            self._max_tokens.observe(max_tokens)
+
+    def decoded(self, duration_s: float, num_tokens: int) -> None:
+        """One answer took so long from its first token to the last, which are so many together."""
+        self._decode.observe(duration_s)
+        if num_tokens > 1:
+            self._tpot.observe(duration_s / (num_tokens - 1))
 
     def first_token(self, after_s: float) -> None:
         self._ttft.observe(after_s)
@@ -85,3 +118,4 @@ class ModelMetrics:
         if usage is not None:
             self._prompt.observe(usage.prompt_tokens)
             self._generation.observe(usage.completion_tokens)
+            self._computed.observe(usage.prompt_tokens - usage.cached_tokens)

@@ -213,6 +213,8 @@ class Usage:
     """Guessed by speculative decoding."""
     accepted_tokens: int = 0
     """Of those, came true."""
+    reasoning_tokens: int = 0
+    """Of the answer's, spent on thoughts."""
 
 
 @dataclass(frozen=True, slots=True)

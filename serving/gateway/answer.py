@@ -19,6 +19,7 @@ from serving.gateway.call import Call, total_usage
 from serving.gateway.choice import Choice
 from serving.gateway.errors import error_response
 from serving.gateway.formats import AnswerFormat
+from serving.gateway.keep_alive import KeepAlive
 from serving.gateway.speech.speech import SpeechPlan
 from serving.gateway.transcript import Transcript
 
@@ -72,13 +73,17 @@ class AnswerResponse(Response):
 
     async def _send_stream(self, send: Send) -> None:
         await send(_stream_start())
+        stream = KeepAlive(send)
+        stream.start()
         try:
-            last = await self._send_events(send)
+            last = await self._send_events(stream.send)
         except ServiceError as error:
             last = self._format.error(error)
         except Exception:
             logger.exception("a stream failed")
             last = self._format.error(EngineFailed("the gateway failed on this stream; its log says why."))
+        finally:
+            stream.stop()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_events(self, send: Send) -> bytes:

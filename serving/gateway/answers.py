@@ -11,6 +11,7 @@ from serving.gateway.answer import AnswerResponse
 from serving.gateway.body import read_json_object
 from serving.gateway.call import Call, Services
 from serving.gateway.formats import AnswerHead, ChatFormat, CompletionFormat
+from serving.gateway.openapi import reads
 from serving.gateway.request_id import request_id_of
 from serving.gateway.schema import ChatBody, CompletionBody, parse_chat, parse_completion
 
@@ -19,7 +20,7 @@ def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
     """The two endpoints that make tokens."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", openapi_extra=reads(ChatBody))
     async def chat_completions(request: Request) -> Response:
         body = parse_chat(await read_json_object(request, max_body_bytes))
         answer = ChatFormat(_head("chatcmpl", body))
@@ -27,7 +28,7 @@ def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
         call = Call(services, body.to_request(request_id_of(request)))
         return AnswerResponse(call, answer, stream=bool(body.stream), plan=plan)
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", openapi_extra=reads(CompletionBody))
     async def completions(request: Request) -> Response:
         body = parse_completion(await read_json_object(request, max_body_bytes))
         answer = CompletionFormat(_head("cmpl", body))

@@ -6,12 +6,23 @@ from serving.config import GatewayConfig
 from serving.gateway.admission import Admission
 from serving.gateway.answers import answers_router
 from serving.gateway.call import Services
+from serving.gateway.chat.body import ShortBody
+from serving.gateway.chat.router import chat_router
 from serving.gateway.errors import add_error_handlers
 from serving.gateway.health import health_router
+from serving.gateway.http_metrics import HttpMetrics
 from serving.gateway.models import models_router
+from serving.gateway.openapi import add_openapi
 from serving.gateway.request_id import RequestId
+from serving.gateway.responses.body import ResponseBody
+from serving.gateway.responses.router import responses_router
+from serving.gateway.responses.store import ResponseStore
+from serving.gateway.schema import ChatBody, CompletionBody
+from serving.gateway.tokens import DetokenizeBody, TokenizeBody, tokens_router
 from serving.metrics import Metrics
 from serving.replica.client import ReplicaClient
+
+BODIES = (ChatBody, CompletionBody, ResponseBody, ShortBody, TokenizeBody, DetokenizeBody)
 
 
 def create_app(
@@ -19,10 +30,15 @@ def create_app(
 ) -> FastAPI:
     """`replica` must be started by the caller, on the loop that serves the app."""
     services = Services(replica, admission or Admission(config.max_queued), metrics)
-    app = FastAPI(title="podstream", openapi_url=None, redirect_slashes=False)
+    app = FastAPI(title="podstream", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(answers_router(services, config.max_body_bytes))
+    app.include_router(responses_router(services, config.max_body_bytes, ResponseStore()))
+    app.include_router(chat_router(services, config.max_body_bytes))
     app.include_router(models_router(services))
+    app.include_router(tokens_router(services, config.max_body_bytes))
     app.include_router(health_router(services))
+    add_openapi(app, BODIES)
     add_error_handlers(app)
     app.add_middleware(RequestId)
+    app.add_middleware(HttpMetrics, registry=metrics.registry)
     return app

@@ -57,6 +57,7 @@ class Call:
         accepted = await self._take()
         assert isinstance(accepted, Accepted), "a request is accepted before anything else"
         self.in_thought = accepted.in_thought
+        services.metrics.of_model(model).ask(request.num_choices, request.sampling.max_tokens)
         if deadline_s is not None:
             self._first = await self._take()
         self._accepted = True
@@ -96,7 +97,8 @@ class Stopwatch:
     def __init__(self, metrics: ModelMetrics, started: float, num_choices: int = 1) -> None:
         self._metrics = metrics
         self._started = started
-        self._last: dict[int, float] = {}  # by choice
+        self._first: dict[int, float] = {}  # by choice
+        self._last: dict[int, float] = {}
         self._finished: list[Finished] = []
         self._num_choices = num_choices
         self._ended = False
@@ -107,6 +109,9 @@ class Stopwatch:
                 self._see_tokens(num_tokens, choice)
             case Finished():
                 self._finished.append(event)
+                if event.choice in self._last:
+                    duration_s = self._last[event.choice] - self._first[event.choice]
+                    self._metrics.decoded(duration_s, event.usage.completion_tokens)
                 if len(self._finished) == self._num_choices:
                     self.end(event.reason, total_usage(self._finished))
 
@@ -121,13 +126,14 @@ class Stopwatch:
             self._metrics.first_token(now - self._started)
         elif choice in self._last:
             self._metrics.next_tokens(now - self._last[choice], num_tokens)
+        self._first.setdefault(choice, now)
         self._last[choice] = now
 
 
 def total_usage(answers: Sequence[Finished]) -> Usage:
     """Of all answers to one prompt, which counts once. What was cached is what the first one found."""
     first = min(answers, key=lambda answer: answer.choice).usage
-    summed = ("completion_tokens", "drafted_tokens", "accepted_tokens")
+    summed = ("completion_tokens", "drafted_tokens", "accepted_tokens", "reasoning_tokens")
     return dataclasses.replace(
         first, **{name: sum(getattr(answer.usage, name) for answer in answers) for name in summed}
     )

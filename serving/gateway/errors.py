@@ -18,6 +18,10 @@ class BodyTooLarge(InvalidRequest):
     http_status, code = 413, "request_too_large"
 
 
+class BodyTooSlow(RequestError):
+    http_status, code = 408, "request_timeout"
+
+
 class NoSuchPath(RequestError):
     http_status, code = 404, "not_found"
 
@@ -27,8 +31,11 @@ class WrongMethod(RequestError):
 
 
 def error_json(error: ServiceError) -> bytes:
-    fields = {"message": str(error), "type": error.openai_type, "param": error.param, "code": error.code}
-    return orjson.dumps({"error": fields})
+    return orjson.dumps({"error": error_fields(error)})
+
+
+def error_fields(error: ServiceError) -> dict[str, str | None]:
+    return {"message": str(error), "type": error.openai_type, "param": error.param, "code": error.code}
 
 
 def error_response(error: ServiceError, headers: Mapping[str, str] | None = None) -> Response:

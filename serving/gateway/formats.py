@@ -82,7 +82,8 @@ class ChatFormat:
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         more = {"prompt_logprobs": prompt_logprobs(choices[0].prompt)} if self._head.prompt_logprobs else {}
-        return _whole(self._head, "chat.completion", [self._choice(*item) for item in enumerate(choices)], usage, more)
+        told = [self._choice(*item) for item in enumerate(choices)]
+        return _whole(self._head, "chat.completion", told, usage_json(usage), more)
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         shown = chat_logprobs(choice.logprobs) if self._head.logprobs else None
@@ -145,7 +146,8 @@ class CompletionFormat:
         return sse.error_event(error)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return _whole(self._head, "text_completion", [self._choice(*item) for item in enumerate(choices)], usage)
+        told = [self._choice(*item) for item in enumerate(choices)]
+        return _whole(self._head, "text_completion", told, usage_json(usage))
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         entries = [*self._echoed(choice.prompt), *choice.logprobs]
@@ -183,21 +185,28 @@ def _usage_chunk(head: AnswerHead, before: bytes, usage: Usage) -> bytes:
 
 
 def _whole(
-    head: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: Usage, more: Mapping[str, Any] | None = None
+    head: AnswerHead,
+    kind: str,
+    choices: list[dict[str, Any]],
+    usage: dict[str, Any],
+    more: Mapping[str, Any] | None = None,
 ) -> bytes:
     fields = {"id": head.answer_id, "object": kind, "created": head.created, "model": head.model}
-    return orjson.dumps({**fields, "choices": choices, "usage": usage_json(usage), **(more or {})})
+    return orjson.dumps({**fields, "choices": choices, "usage": usage, **(more or {})})
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    predicted = {
-        "accepted_prediction_tokens": usage.accepted_tokens,
-        "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,
-    }
+    """Details are told where there are any."""
+    details: dict[str, int] = {}
+    if usage.reasoning_tokens:
+        details["reasoning_tokens"] = usage.reasoning_tokens
+    if usage.drafted_tokens:
+        details["accepted_prediction_tokens"] = usage.accepted_tokens
+        details["rejected_prediction_tokens"] = usage.drafted_tokens - usage.accepted_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        **({"completion_tokens_details": predicted} if usage.drafted_tokens else {}),
+        **({"completion_tokens_details": details} if details else {}),
     }

@@ -18,6 +18,7 @@ from serving.config import GatewayConfig
 from serving.gateway.admission import Admission
 from serving.gateway.app import create_app
 from serving.gateway.listener import BACKLOG, base_url
+from serving.gateway.protocol import GatewayProtocol
 from serving.metrics import Metrics
 from serving.process import StopRequest, configure_logging
 from serving.replica.client import ReplicaClient
@@ -63,8 +64,9 @@ def make_server(config: GatewayConfig, replica: ReplicaClient, admission: Admiss
     """An HTTP server around the app, to be run with `serve(sockets=[...])` until its `should_exit` is set."""
     settings = uvicorn.Config(
         create_app(config, replica, Metrics(CollectorRegistry()), admission),
-        http="httptools",
-        ws="none",
+        http=GatewayProtocol,
+        ws="websockets-sansio",
+        ws_max_size=config.max_body_bytes,
         lifespan="off",
         access_log=False,
         log_config=None,

@@ -3,13 +3,22 @@
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from serving.gateway import neutral
+from serving.gateway.body import check_depth
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": TEXT_PART}, {"type": "null"}]}
 
 
 def _read_content(value: Any) -> Any:
@@ -36,12 +45,13 @@ def _read_arguments(value: Any) -> Any:
         arguments = orjson.loads(value or "{}")
     except orjson.JSONDecodeError as error:
         raise ValueError(f"are not valid JSON: {error}") from error
+    check_depth(arguments)
     return arguments
 
 
 class CalledFunction(_Strict):
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(_read_arguments)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(_read_arguments), WithJsonSchema({"type": "string"})]
 
 
 class MessageToolCall(_Strict):
@@ -58,7 +68,7 @@ class MessageToolCall(_Strict):
 
 class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_read_content)] = None
+    content: Annotated[str | None, BeforeValidator(_read_content), WithJsonSchema(CONTENT_SCHEMA)] = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None

@@ -11,14 +11,8 @@ from serving.errors import InvalidRequest
 
 Neutral = Mapping[str, tuple[Any, ...]]
 
-IGNORED = frozenset(
-    {
-        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    }
-)  # fmt: skip
-"""Labels and hints that change no token of the answer."""
-
 COMMON: Neutral = {
+    "store": (False,),
     "best_of": (1,),
     "length_penalty": (1,),
     "bad_words": ([],),
@@ -62,7 +56,7 @@ def drop_neutral(fields: Mapping[str, Any], neutral: Neutral) -> dict[str, Any]:
     for name in fields.keys() & neutral.keys():
         if fields[name] is not None and fields[name] not in neutral[name]:
             raise InvalidRequest(f"{name} is not supported yet; leave it out{_or_values(neutral[name])}.", param=name)
-    return {name: value for name, value in fields.items() if name not in neutral and name not in IGNORED}
+    return {name: value for name, value in fields.items() if name not in neutral}
 
 
 def _or_values(values: tuple[Any, ...]) -> str:

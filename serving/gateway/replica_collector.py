@@ -40,9 +40,12 @@ class ReplicaCollector(Collector):
         yield self._gauge("podstream:slots", "Requests that can be in the decode batch.", load.total_slots)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", used)
         info = GaugeMetricFamily(
-            "vllm:cache_config_info", "Shape of the KV cache.", labels=[*LABELS, "block_size", "num_gpu_blocks"]
+            "vllm:cache_config_info",
+            "Shape of the KV cache.",
+            labels=[*LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens"],
         )
-        info.add_metric([self._status.model, ENGINE, str(load.page_size), str(load.total_pages)], 1.0)
+        size = str(load.page_size * load.total_pages)
+        info.add_metric([self._status.model, ENGINE, str(load.page_size), str(load.total_pages), size], 1.0)
         yield info
 
     def _counters(self, stats: StepStats) -> Iterator[Metric]:
@@ -50,6 +53,8 @@ class ReplicaCollector(Collector):
         yield self._counter("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens)
         queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", queries)
+        cached = "Prompt tokens that were not computed again."
+        yield self._counter("vllm:prompt_tokens_cached", cached, hits)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found there, and not computed again.", hits)
         yield self._counter("podstream:prefill_tokens", "Tokens computed in prefill.", stats.prefill_tokens)
         yield self._counter("vllm:num_preemptions", "Requests put back to wait.", stats.num_preemptions)

@@ -5,15 +5,17 @@ Strict: a wrong type, an unknown field or a field that cannot be honoured is ref
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from serving.errors import InvalidRequest
 from serving.gateway import neutral
 from serving.gateway.answer_format import AnswerFormat
+from serving.gateway.labels import Labels
 from serving.gateway.logit_bias import read_logit_bias
 from serving.gateway.message import Message
+from serving.gateway.parse import parse_body
 from serving.gateway.tools import ToolUse
 from serving.request import (
     MAX_CHOICES,
@@ -34,6 +36,11 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 COMPLETION_MAX_LOGPROBS = 5  # OpenAI's limit there; for chats it is MAX_LOGPROBS
 INT31 = 2**31
 INT63 = 2**63
+
+STRING: dict[str, Any] = {"type": "string"}
+STOP_SCHEMA = {"anyOf": [STRING, {"type": "array", "items": STRING, "maxItems": 16}, {"type": "null"}]}
+LOGIT_BIAS_SCHEMA = {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}
+PROMPT_SCHEMA = {"anyOf": [STRING, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}]}
 
 Count = Annotated[int, Field(lt=INT31)]
 TokenId = Annotated[int, Field(ge=0, lt=INT31)]
@@ -70,7 +77,7 @@ class StreamOptions(_Body):
     continuous_usage_stats: Literal[False] | None = None
 
 
-class _Generate(AnswerFormat, _Body):
+class _Generate(AnswerFormat, Labels, _Body):
     """What both endpoints share."""
 
     model: str
@@ -83,14 +90,16 @@ class _Generate(AnswerFormat, _Body):
     top_k: Annotated[int, Field(ge=-1, lt=INT31)] | None = None
     min_p: float | None = None
     seed: Annotated[int, Field(ge=-INT63, lt=INT63)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_read_stop)] = []
+    stop: Annotated[list[str], BeforeValidator(_read_stop), WithJsonSchema(STOP_SCHEMA)] = []
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(read_logit_bias)] = ()
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...], BeforeValidator(read_logit_bias), WithJsonSchema(LOGIT_BIAS_SCHEMA)
+    ] = ()
     banned_token_ids: list[TokenId] | None = None
     priority: Literal["interactive", "batch"] | None = None
     deadline_ms: Annotated[int, Field(ge=1, lt=INT31)] | None = None
@@ -199,7 +208,7 @@ class ChatBody(ToolUse, _Generate):
 class CompletionBody(_Generate):
     """POST /v1/completions."""
 
-    prompt: Annotated[TextPrompt | TokenPrompt, BeforeValidator(_read_prompt)]
+    prompt: Annotated[TextPrompt | TokenPrompt, BeforeValidator(_read_prompt), WithJsonSchema(PROMPT_SCHEMA)]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
     echo: bool | None = None
 
@@ -218,40 +227,9 @@ class CompletionBody(_Generate):
         return replace(request, echo=bool(self.echo), prompt_only=prompt_only)
 
 
-BodyT = TypeVar("BodyT", bound=_Body)
-
-
 def parse_chat(fields: Mapping[str, Any]) -> ChatBody:
-    return _parse(ChatBody, neutral.drop_neutral(fields, neutral.CHAT))
+    return parse_body(ChatBody, neutral.drop_neutral(fields, neutral.CHAT))
 
 
 def parse_completion(fields: Mapping[str, Any]) -> CompletionBody:
-    return _parse(CompletionBody, neutral.drop_neutral(fields, neutral.COMPLETION))
-
-
-def _parse(body: type[BodyT], fields: dict[str, Any]) -> BodyT:
-    """Raises InvalidRequest that names the first field at fault."""
-    try:
-        return body.model_validate(fields)
-    except ValidationError as error:
-        raise _describe(error) from error
-
-
-def _describe(error: ValidationError) -> InvalidRequest:
-    first = error.errors(include_url=False)[0]
-    path = _path(first["loc"])
-    param = str(first["loc"][0]) if first["loc"] else None
-    if first["type"] == "extra_forbidden":
-        return InvalidRequest(f"the field {path!r} is not known here.", param=param)
-    if first["type"] == "missing":
-        return InvalidRequest(f"the field {path!r} is missing.", param=param)
-    reason = str(first["msg"]).removeprefix("Value error, ")
-    return InvalidRequest(f"{path}: {reason}." if path else f"{reason}.", param=param)
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    """("messages", 0, "content") -> messages[0].content"""
-    path = ""
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path
+    return parse_body(CompletionBody, neutral.drop_neutral(fields, neutral.COMPLETION))

@@ -1,16 +1,16 @@
 """Transcript: the one way from a replica's events to what is said, for streams and whole answers of every protocol."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from serving.gateway.speech.pieces import Piece
 from serving.gateway.speech.speech import SpeechPlan
 from serving.replica.events import Delta, Finished, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What one event adds to one of the answers. With `reason` the answer is complete."""
+class Said(NamedTuple):
+    """What one event adds to one of the answers. With `reason` the answer is complete. (One is made per token: a named
+    tuple takes a third of the time of a frozen dataclass.)"""
 
     choice: int = 0
     pieces: Sequence[Piece] = ()
@@ -18,10 +18,6 @@ class Said:
     """Of all tokens, whatever they say."""
     prompt: Sequence[TokenLogprob] = ()
     reason: str | None = None
-
-    @property
-    def is_silent(self) -> bool:
-        return not (self.pieces or self.logprobs or self.prompt or self.reason)
 
 
 class Transcript:

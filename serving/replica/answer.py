@@ -7,6 +7,7 @@ from serving.engine.api import SequenceOutput
 from serving.engine.tokenizer import Detokenizer, StopStrings
 from serving.replica.alignment import Alignment
 from serving.replica.events import TokenLogprob
+from serving.replica.thought_count import ThoughtCount
 from serving.request import FinishReason, Usage
 
 
@@ -35,6 +36,7 @@ class Answer:
         token_bytes: Callable[[int], bytes] = bytes,
         num_echoed: int = 0,
         prompt_only: bool = False,
+        thoughts: ThoughtCount | None = None,
     ) -> None:
         """`token_bytes` is asked only when the engine sends log-probabilities. `num_echoed` characters of the prompt
         come before the answer; with `prompt_only` it has no tokens, though the engine makes one."""
@@ -44,6 +46,7 @@ class Answer:
         self._prompt_tokens = prompt_tokens
         self._min_tokens = min_tokens
         self._prompt_only = prompt_only
+        self._thoughts = thoughts
         self._alignment = Alignment(token_bytes, num_echoed)
         self._completion_tokens = 0
         self._cached_tokens = self._drafted_tokens = self._accepted_tokens = 0
@@ -56,6 +59,7 @@ class Answer:
             self._cached_tokens,
             self._drafted_tokens,
             self._accepted_tokens,
+            0 if self._thoughts is None else self._thoughts.num_tokens,
         )
 
     def push(self, output: SequenceOutput) -> AnswerNews:
@@ -87,6 +91,8 @@ class Answer:
             if reason is FinishReason.STOP and index == len(token_ids) - 1 and token_id in self._stop_ids:
                 break  # the token that says stop is counted but not shown
             text = self._detokenizer.push((token_id,))
+            if self._thoughts is not None:
+                self._thoughts.see(text)
             if output.logprobs:
                 self._alignment.add(token_id, output.logprobs[index], len(text))
             shown, hit = self._until_stop(text)

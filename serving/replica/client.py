@@ -11,6 +11,7 @@ import dataclasses
 import logging
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 
@@ -22,12 +23,13 @@ from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaStub
 from serving.replica.status import ReplicaStatus
 from serving.replica.transport import open_channel
-from serving.request import FinishReason, Request
+from serving.request import ChatPrompt, FinishReason, Request, TextPrompt
 
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 0.5
+ASK_TIMEOUT_S = 30.0
 MAX_BATCH_BYTES = 4 << 20  # several batches rather than one beyond gRPC's limit
 
 Call = grpc.aio.StreamStreamCall[pb.ClientBatch, pb.ServerBatch]
@@ -126,6 +128,28 @@ class ReplicaClient:
         if inbox is not None and self._connected:
             self._cancels.append(handle)
             self._queued.set()
+
+    async def tokenize(
+        self, model: str, prompt: TextPrompt | ChatPrompt, *, with_bos: bool = True, add_generation_prompt: bool = True
+    ) -> tuple[list[int], list[str]]:
+        """Token ids and the text of each. Raises ServiceError."""
+        request = convert.tokenize_to_pb(model, prompt)
+        request.no_bos, request.no_generation_prompt = not with_bos, not add_generation_prompt
+        reply = await self._ask(self._stub.Tokenize, request)
+        return list(reply.ids), list(reply.texts)
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """Raises ServiceError."""
+        return str((await self._ask(self._stub.Detokenize, pb.DetokenizeRequest(model=model, ids=token_ids))).text)
+
+    async def _ask(self, method: Any, request: Any) -> Any:
+        try:
+            reply = await method(request, timeout=ASK_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise ReplicaUnavailable(f"the replica at {self._address} does not answer: {error.details()}.") from error
+        if reply.HasField("error"):
+            raise convert.error_from_pb(reply.error)
+        return reply
 
     async def fetch_status(self, timeout_s: float = 1.0) -> ReplicaStatus:
         """Ask now. Raises ReplicaUnavailable when there is no answer in time."""

@@ -122,16 +122,32 @@ def delta_from_pb(delta: pb.Delta) -> Delta:
 def finished_to_pb(handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None) -> pb.Finished:
     finished = pb.Finished(handle=handle, reason=reason.value, **_shallow_dict(usage))
     if reason is FinishReason.ERROR:
-        finished.error.CopyFrom(_error_to_pb(error or EngineFailed("the engine gave no reason.")))
+        finished.error.CopyFrom(error_to_pb(error or EngineFailed("the engine gave no reason.")))
     return finished
 
 
 def end_from_pb(finished: pb.Finished) -> Finished | ServiceError:
     """A regular end, or the error that took its place."""
     if finished.reason == FinishReason.ERROR:
-        return _error_from_pb(finished.error)
+        return error_from_pb(finished.error)
     usage = Usage(**{field.name: getattr(finished, field.name) for field in dataclasses.fields(Usage)})
     return Finished(FinishReason(finished.reason), usage)
+
+
+def tokenize_to_pb(model: str, prompt: TextPrompt | ChatPrompt) -> pb.TokenizeRequest:
+    match prompt:
+        case TextPrompt(text):
+            return pb.TokenizeRequest(model=model, text=text)
+        case ChatPrompt(messages, tools):
+            messages_json, tools_json = (orjson.dumps(items).decode() for items in (messages, tools))
+            return pb.TokenizeRequest(model=model, messages_json=messages_json, tools_json=tools_json)
+
+
+def tokenize_from_pb(request: pb.TokenizeRequest) -> TextPrompt | ChatPrompt:
+    if request.WhichOneof("prompt") == "text":
+        return TextPrompt(request.text)
+    tools = _list_from_json("tools", request.tools_json or "[]")
+    return ChatPrompt(_list_from_json("messages", request.messages_json), tools)
 
 
 def _prompt_to_pb(prompt: Prompt, submit: pb.Submit) -> None:
@@ -231,13 +247,13 @@ def _logprob_from_pb(entry: pb.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(entry.token, logprob, entry.text_offset, top, entry.token_id, entry.rank, tuple(entry.top_ids))
 
 
-def _error_to_pb(error: ServiceError) -> pb.Error:
+def error_to_pb(error: ServiceError) -> pb.Error:
     return pb.Error(
         code=error.code, message=str(error), param=error.param or "", retry_after_s=error.retry_after_s or 0
     )
 
 
-def _error_from_pb(error: pb.Error) -> ServiceError:
+def error_from_pb(error: pb.Error) -> ServiceError:
     return from_code(error.code, error.message, error.param or None, error.retry_after_s or None)
 
 

@@ -67,8 +67,7 @@ class PromptReader:
 
     def read(self, request: Request) -> ReadPrompt:
         """Raises ModelNotFound, PromptTooLong or InvalidRequest."""
-        if request.model != self.model:
-            raise ModelNotFound(f"the model {request.model!r} is not served here, {self.model!r} is.", param="model")
+        self._check_model(request.model)
         token_ids, in_thought = self._token_ids(request.prompt)
         self._check_prompt(token_ids, "messages" if isinstance(request.prompt, ChatPrompt) else "prompt")
         self._check_steering(request.sampling)
@@ -87,6 +86,29 @@ class PromptReader:
             in_thought,
             self._shown(request.prompt),
         )
+
+    def tokenize(self, model: str, prompt: Prompt, *, with_bos: bool, add_generation_prompt: bool) -> list[int]:
+        """Raises ModelNotFound or InvalidRequest."""
+        self._check_model(model)
+        match prompt:
+            case ChatPrompt(messages, tools):
+                text = self.tokenizer.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
+                return self.tokenizer.encode_rendered(text)
+            case TextPrompt(text):
+                return self.tokenizer.encode(text) if with_bos else self.tokenizer.encode_rendered(text)
+            case TokenPrompt(token_ids):
+                return list(token_ids)
+
+    def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """Special tokens have no text. Raises ModelNotFound or InvalidRequest."""
+        self._check_model(model)
+        self._check_vocabulary(token_ids, "tokens")
+        detokenizer = self.tokenizer.detokenizer()
+        return detokenizer.push(token_ids) + detokenizer.finish()
+
+    def _check_model(self, model: str) -> None:
+        if model != self.model:
+            raise ModelNotFound(f"the model {model!r} is not served here, {self.model!r} is.", param="model")
 
     def _shown(self, prompt: Prompt) -> tuple[str, ...]:
         if not isinstance(prompt, ChatPrompt):
@@ -149,6 +171,8 @@ class PromptReader:
     def _sampling(self, request: Request, num_prompt_tokens: int) -> SamplingParams:
         room = self.max_seq_len - num_prompt_tokens
         wanted = request.sampling.max_tokens
+        if wanted is not None and isinstance(request.prompt, ChatPrompt):
+            wanted = min(wanted, room)  # chat clients ask for far more than they expect; a completion is an exact order
         if wanted is not None and wanted > room:
             raise PromptTooLong(
                 f"prompt has {_tokens(num_prompt_tokens)} and max_tokens is {wanted:,}, the context holds "

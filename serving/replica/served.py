@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from model.card import ModelCard
 from serving.config import EngineConfig
-from serving.dialect import ToolDialect, choose_tool_dialect, thinks
+from serving.dialect import THINK, ToolDialect, choose_tool_dialect, thinks
 from serving.engine.api import EngineLoop
 from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import StopStrings, Tokenizer
 from serving.replica.answer import Answer
 from serving.replica.prompt_echo import PromptEcho
 from serving.replica.prompts import PromptReader, ReadPrompt
+from serving.replica.thought_count import ThoughtCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class ServedModel:
             token_bytes=self.reader.tokenizer.token_bytes,
             num_echoed=sum(map(len, prompt.echo)),
             prompt_only=prompt.prompt_only,
+            thoughts=ThoughtCount(in_thought=prompt.in_thought) if THINK in prompt.shown else None,
         )
 
     def new_echo(self, prompt: ReadPrompt) -> PromptEcho | None:

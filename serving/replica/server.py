@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import grpc
 
@@ -17,7 +18,7 @@ from serving.errors import EngineFailed, Overloaded, ReplicaUnavailable, Service
 from serving.replica import convert
 from serving.replica.gateway_stream import GatewayStream
 from serving.replica.profiler import Profiler
-from serving.replica.prompts import ReadPrompt
+from serving.replica.prompts import PromptReader, ReadPrompt
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaServicer
 from serving.replica.running import RunningTable
@@ -28,6 +29,9 @@ from serving.request import Request
 NUM_TOKENIZER_THREADS = 2
 NUM_GRAMMAR_THREADS = 2  # of their own: a crowd of grammars, up to some tenths of a second each, holds up nobody else
 POLL_S = 0.05
+
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
 
 
 class ReplicaService(ReplicaServicer):
@@ -137,6 +141,39 @@ class ReplicaService(ReplicaServicer):
             self._streams.discard(stream)
             stream.close()
             writer.cancel()
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: object) -> pb.TokenizeReply:
+        try:
+            return await self._in_thread(self._tokenize, request)
+        except ServiceError as error:
+            return pb.TokenizeReply(error=convert.error_to_pb(error))
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: object) -> pb.DetokenizeReply:
+        try:
+            return await self._in_thread(self._detokenize, request)
+        except ServiceError as error:
+            return pb.DetokenizeReply(error=convert.error_to_pb(error))
+
+    async def _in_thread(self, work: Callable[[PromptReader, RequestT], ReplyT], request: RequestT) -> ReplyT:
+        if self._table is None:
+            raise ReplicaUnavailable(f"the replica is {self._status.state}: {self._status.detail}.", retry_after_s=1)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._tokenizing, work, self._table.served.reader, request)
+
+    @staticmethod
+    def _tokenize(reader: PromptReader, request: pb.TokenizeRequest) -> pb.TokenizeReply:
+        ids = reader.tokenize(
+            request.model,
+            convert.tokenize_from_pb(request),
+            with_bos=not request.no_bos,
+            add_generation_prompt=not request.no_generation_prompt,
+        )
+        texts = [reader.tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in ids]
+        return pb.TokenizeReply(ids=ids, texts=texts)
+
+    @staticmethod
+    def _detokenize(reader: PromptReader, request: pb.DetokenizeRequest) -> pb.DetokenizeReply:
+        return pb.DetokenizeReply(text=reader.detokenize(request.model, request.ids))
 
     async def GetStatus(self, request: pb.StatusRequest, context: object) -> pb.Status:
         return convert.status_to_pb(self.status)

@@ -10,8 +10,8 @@ import pytest
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-CURL = re.search(r"^curl .*?(?=^```)", README, re.MULTILINE | re.DOTALL)[0]
-SDK = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+CURL, SHORT_FORM = re.findall(r"^curl .*?(?=^```)", README, re.MULTILINE | re.DOTALL)[:2]
+SDK, RESPONSES, WEBSOCKET = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[:3]
 
 
 def run(command, server):
@@ -26,3 +26,16 @@ def test_the_curl_example(server):
 
 def test_the_sdk_example(server):
     assert "Paris" in run([sys.executable, "-c", SDK], server)
+
+
+def test_the_responses_example(server):
+    assert "Paris" in run([sys.executable, "-c", RESPONSES], server)
+
+
+def test_the_short_form_example(server):
+    told = run(["bash", "-c", SHORT_FORM], server)
+    assert '{"type":"text"' in told and '{"type":"usage"' in told
+
+
+def test_the_websocket_example(server):
+    assert run([sys.executable, "-c", WEBSOCKET], server).strip()

@@ -39,6 +39,16 @@ class ReplicaStub:
                 request_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.ClientBatch.SerializeToString,
                 response_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.ServerBatch.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/podstream.replica.v1.Replica/Tokenize',
+                request_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.TokenizeReply.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/podstream.replica.v1.Replica/Detokenize',
+                request_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/podstream.replica.v1.Replica/GetStatus',
                 request_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.StatusRequest.SerializeToString,
@@ -60,6 +70,19 @@ class ReplicaServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """What a prompt is to the model, and what tokens say. The engine is not asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,6 +115,16 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.ClientBatch.FromString,
                     response_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.ServerBatch.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.TokenizeRequest.FromString,
+                    response_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeRequest.FromString,
+                    response_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeReply.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -136,6 +169,60 @@ class Replica:
             '/podstream.replica.v1.Replica/Generate',
             serving_dot_replica_dot_proto_dot_replica__pb2.ClientBatch.SerializeToString,
             serving_dot_replica_dot_proto_dot_replica__pb2.ServerBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podstream.replica.v1.Replica/Tokenize',
+            serving_dot_replica_dot_proto_dot_replica__pb2.TokenizeRequest.SerializeToString,
+            serving_dot_replica_dot_proto_dot_replica__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podstream.replica.v1.Replica/Detokenize',
+            serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeRequest.SerializeToString,
+            serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

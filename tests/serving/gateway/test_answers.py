@@ -149,6 +149,14 @@ async def test_recommended_sampling_fills_only_what_is_unset():
     assert (seen[1].temperature, round(seen[1].top_p, 3), seen[1].top_k) == (0.0, 0.9, 0)
 
 
+async def test_a_salt_reaches_the_engine(http, engine):
+    seen, submit = [], engine.submit
+    engine.submit = lambda request: (seen.append(request.cache_salt), submit(request))
+    await http.post(COMPLETIONS, json=completion_body())
+    await http.post(CHAT, json=chat_body(cache_salt="tenant"))
+    assert seen == ["", "tenant"]
+
+
 async def test_request_ids_may_repeat(http):
     """The engine's own ids differ, so that one client's habit does not mix up two answers."""
     headers = {"x-request-id": "same"}

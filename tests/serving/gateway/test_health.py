@@ -106,3 +106,32 @@ async def test_a_request_id_is_returned_or_made(http):
     silly = await http.get("/v1/nothing", headers={"x-request-id": "x" * 500})
     assert sent.headers["x-request-id"] == "abc-123"
     assert len(made.headers["x-request-id"]) == len(silly.headers["x-request-id"]) == 32
+
+
+async def test_http_requests_are_counted_by_path_and_class(http):
+    await http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "abc", "max_tokens": 3})
+    await http.post("/v1/completions", content=b"{")
+    await http.get("/v1/models/some/other")
+    await http.get("/etc/passwd")
+    await http.get("/health")
+    text = (await http.get("/metrics")).text
+    for labels in (
+        'handler="/v1/completions",method="POST",status="2xx"',
+        'handler="/v1/completions",method="POST",status="4xx"',
+        'handler="/v1/models/{model:path}",method="GET",status="4xx"',
+        'handler="none",method="GET",status="4xx"',
+    ):
+        assert f"http_requests_total{{{labels}}} 1.0" in text
+    assert 'http_request_duration_seconds_count{handler="/v1/completions",method="POST"} 2.0' in text
+    assert "passwd" not in text and 'handler="/health"' not in text
+
+
+async def test_what_was_asked_for_is_observed(http):
+    fields = {"model": FAKE_NAME, "prompt": "abc", "max_tokens": 4}
+    await http.post("/v1/completions", json={**fields, "n": 2})
+    samples = samples_of((await http.get("/metrics")).text)
+    for name, total in {"params_n": 2, "params_max_tokens": 4, "prefill_kv_computed_tokens": 3}.items():
+        assert samples[f"vllm:request_{name}_sum", None] == total
+    assert samples["vllm:request_decode_time_seconds_count", None] == 2
+    assert samples["vllm:request_time_per_output_token_seconds_count", None] == 2
+    assert samples["vllm:prompt_tokens_cached_total", None] == PREFIX_CACHE["prefix_cache_hits"]

@@ -126,6 +126,14 @@ async def test_thoughts_have_their_own_field(http):
     assert (message["reasoning_content"], message["content"], reason) == ("hm", "yes", "stop")
 
 
+async def test_tokens_of_thoughts_are_counted(http):
+    asked = body("<think>hm</think>yes", tools=None)
+    usage = (await http.post(CHAT, json=asked)).json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": len("<think>hm</think>")}
+    streamed = await http.post(CHAT, json={**asked, "stream": True, "stream_options": {"include_usage": True}})
+    assert sse_events(streamed.text)[-2]["usage"] == usage
+
+
 async def test_a_thought_that_the_budget_cuts_is_no_content(http):
     message, reason = await whole(http, says="<think>a long thought</think>yes", max_tokens=12)
     assert (message["reasoning_content"], message["content"], reason) == ("a lon", None, "length")

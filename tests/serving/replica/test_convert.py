@@ -129,8 +129,8 @@ def test_a_status_comes_back(state):
 
 
 def test_an_end_comes_back():
-    end = convert.end_from_pb(convert.finished_to_pb(1, FinishReason.LENGTH, Usage(1, 2, 3, 4, 5), None))
-    assert end == Finished(FinishReason.LENGTH, Usage(1, 2, 3, 4, 5))
+    end = convert.end_from_pb(convert.finished_to_pb(1, FinishReason.LENGTH, Usage(1, 2, 3, 4, 5, 6), None))
+    assert end == Finished(FinishReason.LENGTH, Usage(1, 2, 3, 4, 5, 6))
 
 
 @pytest.mark.parametrize(

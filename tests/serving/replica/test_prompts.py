@@ -46,6 +46,11 @@ def test_an_answer_without_a_limit_may_fill_the_context(reader):
     assert reader.read(request(TextPrompt("Hi"), max_tokens=3)).sampling.max_tokens == 3
 
 
+def test_a_chat_that_asks_for_too_much_gets_what_fits(reader):
+    asked = request(ChatPrompt(({"role": "user", "content": "Hi"},)), max_tokens=100_000_000)
+    assert reader.read(asked).sampling.max_tokens == 18
+
+
 def test_the_context_may_be_filled_exactly(reader):
     assert reader.read(request(TextPrompt("x" * 19))).sampling.max_tokens == 1
     with pytest.raises(PromptTooLong, match="prompt has 20 tokens, the context holds 20 with the answer"):

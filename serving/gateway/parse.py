@@ -1,0 +1,38 @@
+"""parse_body: from JSON fields to a body, or the sentence that names the first field at fault."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from serving.errors import InvalidRequest
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+def parse_body(body: type[BodyT], fields: Mapping[str, Any]) -> BodyT:
+    """Raises InvalidRequest that names the first field at fault."""
+    try:
+        return body.model_validate(fields)
+    except ValidationError as error:
+        raise _describe(error) from error
+
+
+def _describe(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False)[0]
+    path = _path(first["loc"])
+    param = str(first["loc"][0]) if first["loc"] else None
+    if first["type"] == "extra_forbidden":
+        return InvalidRequest(f"the field {path!r} is not known here.", param=param)
+    if first["type"] == "missing":
+        return InvalidRequest(f"the field {path!r} is missing.", param=param)
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    return InvalidRequest(f"{path}: {reason}." if path else f"{reason}.", param=param)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """("messages", 0, "content") -> messages[0].content"""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,0 +1,116 @@
+"""ResponseBody: what POST /v1/responses takes, and the chat that it asks for."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.errors import InvalidRequest
+from serving.gateway.labels import Labels
+from serving.gateway.responses.items import InputItem, to_messages
+from serving.gateway.schema import ChatBody, parse_chat
+
+CHAT_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FunctionTool(_Strict):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def to_chat(self) -> dict[str, Any]:
+        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+class NamedTool(_Strict):
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(_Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def to_chat(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        inner = {"name": self.name or "answer", "schema": self.json_schema, "strict": self.strict}
+        return {"type": self.type, "json_schema": inner}
+
+
+class TextOptions(_Strict):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningOptions(_Strict):
+    """Only what changes nothing: how long a model thinks cannot be steered here."""
+
+    effort: None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: None = None
+
+
+class StreamOptions(_Strict):
+    include_obfuscation: bool | None = None
+
+
+class ResponseBody(Labels):
+    model: str
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    """True by default, as OpenAI has it."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["disabled"] | None = None
+    include: Annotated[list[str], Field(max_length=0)] | None = None
+    background: Literal[False] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    priority: Literal["interactive", "batch"] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
+    def new_messages(self) -> list[dict[str, Any]]:
+        return to_messages(self.input)
+
+    def to_chat(self, conversation: list[dict[str, Any]]) -> ChatBody:
+        """`conversation` is what came before the input and the input. Raises InvalidRequest."""
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        named = self.tool_choice
+        fields = {
+            "model": self.model,
+            "messages": [*system, *conversation],
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "tools": [tool.to_chat() for tool in self.tools or ()],
+            "tool_choice": {"type": "function", "function": {"name": named.name}}
+            if isinstance(named, NamedTool)
+            else named,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": self.text.format.to_chat() if self.text and self.text.format else None,
+            "priority": self.priority,
+            "deadline_ms": self.deadline_ms,
+        }
+        try:
+            return parse_chat(fields)
+        except InvalidRequest as error:
+            error.param = CHAT_NAMES.get(error.param or "", error.param)
+            raise

@@ -1,0 +1,126 @@
+"""Items: a response's input and output as OpenAI lists them, to and from the messages of a chat."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.gateway.choice import Choice, ToolCall
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TextPart(_Strict):
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputMessage(_Strict):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+    def to_message(self) -> dict[str, Any]:
+        if isinstance(self.content, str):
+            return {"role": self.role, "content": self.content}
+        return {"role": self.role, "content": "\n".join(part.text for part in self.content)}
+
+
+class CallItem(_Strict):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+    def to_message(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        call = {"id": self.call_id, "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+class OutputItem(_Strict):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str
+    id: str | None = None
+    status: str | None = None
+
+    def to_message(self) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": self.call_id, "content": self.output}
+
+
+class ReasoningItem(_Strict):
+    """Sent back by clients; thoughts of earlier turns are not told to the model again."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[Any] = []
+    content: list[Any] | None = None
+    encrypted_content: None = None
+    status: str | None = None
+
+    def to_message(self) -> None:
+        return None
+
+
+InputItem = Annotated[InputMessage | CallItem | OutputItem | ReasoningItem, Field(union_mode="smart")]
+
+
+def to_messages(items: str | list[InputItem]) -> list[dict[str, Any]]:
+    """Calls that follow each other, and the text before them, are one message of the assistant."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    messages: list[dict[str, Any]] = []
+    for message in (item.to_message() for item in items):
+        if message is None:
+            continue
+        if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+        else:
+            messages.append(message)
+    return messages
+
+
+def answer_message(choice: Choice) -> dict[str, Any]:
+    """The answer as the next turn's chat has it."""
+    calls = [_chat_call(call) for call in choice.calls]
+    content = choice.text or (None if calls else "")
+    return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+
+
+def _chat_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def reasoning_item(item_id: str, text: str, status: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+def message_item(item_id: str, text: str | None, status: str) -> dict[str, Any]:
+    """`text` is None before it has begun."""
+    content = [] if text is None else [text_part(text)]
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
