@@ -1,6 +1,7 @@
 """The equalities of the engine hold with quantised weights and caches: batched, cut, preempted, cached or sharded, a
 request gets the same tokens."""
 
+import jax.numpy as jnp
 import pytest
 
 from model.config import ModelConfig
@@ -16,18 +17,23 @@ PROMPTS = [[(31 * n + 7 * j) % V for j in range(n)] for n in (1, 5, 33, 70)]
 REQUESTS = [request(len(ids), ids, SamplingParams(temperature=0.0, max_tokens=12)) for ids in PROMPTS]
 FOUR = "data=1,tensor=4"
 FORMATS = ("int4", "int8")  # the ones with groups and with scales
+FP8_CACHE = (None, "fp8")
 
 
 def engine(**changes):
-    return tiny_engine(model=MODEL, formats=FORMATS, **changes)
+    return tiny_engine(model=MODEL, **{"formats": FORMATS, **changes})
+
+
+def answers_alone(**changes):
+    answers = {}
+    for r in REQUESTS:
+        answers |= run(engine(**changes), [r])
+    return answers
 
 
 @pytest.fixture(scope="module")
 def alone():
-    answers = {}
-    for r in REQUESTS:
-        answers |= run(engine(), [r])
-    return answers
+    return answers_alone()
 
 
 def test_at_once_joining_and_chunked_equal_alone(alone):
@@ -46,10 +52,11 @@ def test_warm_equals_cold(alone):
     assert warm.stats.prefix_cache_hits > 0
 
 
-def test_preempted_equals_undisturbed():
+@pytest.mark.parametrize("formats", [FORMATS, FP8_CACHE])
+def test_preempted_equals_undisturbed(formats):
     long = SamplingParams(temperature=0.0, max_tokens=60)
     requests = [request(i, [(13 * i + j) % V for j in range(10 + i)], long) for i in range(4)]
-    undisturbed, crowded = engine(), engine(num_pages=30)
+    undisturbed, crowded = engine(formats=formats), engine(formats=formats, num_pages=30)
     assert run(crowded, requests) == run(undisturbed, requests)
     assert crowded.stats.num_preemptions > 0 == undisturbed.stats.num_preemptions
 
@@ -58,6 +65,13 @@ def test_packed_int8_equals_xlas_form_of_it():
     """One device multiplies in the CPU's kernel, four do not."""
     packed, sharded = (tiny_engine(model=MODEL, mesh=mesh, formats=("int8", None)) for mesh in (ONE_DEVICE, FOUR))
     assert run(packed, REQUESTS) == run(sharded, REQUESTS)
+
+
+def test_with_an_fp8_cache_at_once_and_joining_equal_alone():
+    alone = answers_alone(formats=FP8_CACHE)
+    assert engine(formats=FP8_CACHE)._programs._cache.v_LPKGH.dtype == jnp.float8_e4m3fn
+    assert run(engine(formats=FP8_CACHE), REQUESTS) == alone
+    assert run(engine(formats=FP8_CACHE), REQUESTS, arrive_every=2) == alone
 
 
 def test_sharded_equals_one_device():
