@@ -61,8 +61,9 @@ Speculate = Annotated[
     str | None,
     typer.Option(
         "--speculate",
-        metavar="ngram:D",
-        help="Guess up to D next tokens from a text's own repetitions, such as ngram:4.",
+        metavar="HOW:D",
+        help="Guess up to D next tokens from a text's own repetitions (ngram:4), or with a smaller model of the same "
+        "tokenizer (draft:PATH:4).",
     ),
 ]
 ToolDialectName = Annotated[

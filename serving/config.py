@@ -5,7 +5,7 @@
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from model.quantization import Quantization
@@ -17,7 +17,7 @@ MAX_BODY_BYTES = 32 * MIB  # a body travels to the replica in one gRPC message o
 UNIX_PREFIX = "unix:"
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
-NGRAM = "ngram:"
+NGRAM, DRAFT = "ngram:", "draft:"
 MAX_DRAFTS = 15  # a tile of 16 queries
 
 
@@ -61,7 +61,8 @@ class EngineConfig:
     kv_dtype: str | None = None
     """Type of cached keys and values, one of `KV_DTYPES`; None takes that of the weights' floats."""
     speculate: str | None = None
-    """`ngram:D` guesses up to D next tokens of a sequence from its own text, and checks them in one call."""
+    """`ngram:D` guesses up to D next tokens of a sequence from its own text, `draft:PATH:D` with the model of another
+    checkpoint; they are checked in one call."""
     tool_dialect: str | None = None
     """How the model writes calls of tools, a `serving.dialect.ToolDialect`; None tells by its chat template."""
     reasoning: bool | None = None
@@ -70,7 +71,16 @@ class EngineConfig:
     @property
     def max_drafts(self) -> int:
         """Tokens that may be guessed at once; 0 without speculation."""
-        return 0 if self.speculate is None else int(self.speculate.removeprefix(NGRAM))
+        return 0 if self.speculate is None else int(self.speculate.rpartition(":")[2])
+
+    @property
+    def draft(self) -> "EngineConfig | None":
+        """What `build_engine` needs for the model that guesses: all the same but its checkpoint, whose weights are
+        taken as they lie. None where no model guesses."""
+        if self.speculate is None or not self.speculate.startswith(DRAFT):
+            return None
+        path = self.speculate.removeprefix(DRAFT).rpartition(":")[0]
+        return replace(self, checkpoint=path, speculate=None, quantize=None)
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -154,9 +164,14 @@ def _check_choice(what: str, value: str | None, known: tuple[str, ...]) -> None:
 
 
 def _check_speculate(text: str | None) -> None:
-    drafts = "1" if text is None else text.removeprefix(NGRAM)
-    if drafts == text or not (drafts.isascii() and drafts.isdigit() and 1 <= int(drafts[:9]) <= MAX_DRAFTS):
-        raise ConfigError(f"--speculate reads like {NGRAM}4, with 1 to {MAX_DRAFTS} guessed tokens, got {text!r}.")
+    if text is None:
+        return
+    how, _, drafts = text.rpartition(":")
+    is_known = f"{how}:" == NGRAM or (how.startswith(DRAFT) and how != DRAFT)
+    if not (is_known and drafts.isascii() and drafts.isdigit() and 1 <= int(drafts[:9]) <= MAX_DRAFTS):
+        raise ConfigError(
+            f"--speculate reads like {NGRAM}4 or {DRAFT}PATH:4, with 1 to {MAX_DRAFTS} guessed tokens, got {text!r}."
+        )
 
 
 def _check_seconds(config: Any, name: str) -> None:

@@ -1,11 +1,13 @@
 """Engines over a tiny random float32 model, and drivers that run requests through them step by step."""
 
 import secrets
+from dataclasses import replace
 from functools import cache
 
 import jax
 import numpy as np
 
+from kv.cache import make_cache
 from kv.page_pool import PagePool
 from model import packed
 from model.card import GenerationDefaults, ModelCard, TextAssets
@@ -16,8 +18,13 @@ from serving.config import EngineConfig
 from serving.engine.api import EngineRequest
 from serving.engine.batch import StepShape, step_shapes
 from serving.engine.build import TILE_TOKENS, make_programs
+from serving.engine.device_arrays import FlatWeights
+from serving.engine.draft_programs import DraftPrograms
+from serving.engine.draft_step import DraftSpec
 from serving.engine.engine import Engine
+from serving.engine.loaded_model import LoadedModel
 from serving.engine.plan import Limits
+from serving.engine.programs import Programs
 from serving.engine.step import StepSpec
 from serving.engine.trips import ENDED
 from serving.request import SamplingParams
@@ -40,8 +47,8 @@ def tiny_card(config=CONFIG, eos=()):
 
 
 @cache
-def tiny_params(config=CONFIG):
-    return init_params(config, seed=1)
+def tiny_params(config=CONFIG, seed=1):
+    return init_params(config, seed=seed)
 
 
 def tiny_engine(
@@ -55,6 +62,7 @@ def tiny_engine(
     watch=None,
     trips=1,
     drafts=0,
+    drafter=None,
     formats=(None, None),
     **changes,
 ):
@@ -62,10 +70,15 @@ def tiny_engine(
     arrays keep what earlier engines left in them, which must not matter. Two engines write into the same arrays:
     run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs are expensive to
     compile: a mesh has three of them, with two slots and one tile. `trips` tokens a decode call where nothing speaks
-    against it, or `drafts` guesses for each row. `formats` are those of weights and
-    cache."""
+    against it, or `drafts` guesses for each row, by a draft model whose weights have the seed `drafter` if that is
+    given (1 is the served model itself). `formats` are those of weights and cache."""
     settings = {"max_waiting": 1024, "overlap": True, "trip_s": 0.001, "verify_s": 0.001, **changes}
-    programs = _checking_programs(model, mesh, drafts) if drafts else _programs(model, mesh, *formats)
+    if drafter is not None:
+        programs = _drafting_programs(model, mesh, drafts)
+        forms = map(FlatWeights.of, _model(model, mesh, seed=drafter).forms())
+        programs.draft._prefill_weights, programs.draft.weights = forms
+    else:
+        programs = _checking_programs(model, mesh, drafts) if drafts else _programs(model, mesh, *formats)
     max_tiles = min(max_tiles, max(shape.tiles for shape in programs.shapes))
     return Engine(
         programs if watch is None else watch.over(programs),
@@ -78,10 +91,10 @@ def tiny_engine(
     )
 
 
-@cache
-def _programs(model, mesh, quantize=None, kv_dtype=None):
-    slots, tiles = (4 if (model, quantize) == (CONFIG, None) else 2, 2) if mesh == ONE_DEVICE else (2, 1)
-    config = EngineConfig(
+def _config(model, mesh, quantize=None, kv_dtype=None):
+    slots = 4 if (model, mesh, quantize, kv_dtype) == (CONFIG, ONE_DEVICE, None, None) else 2
+    tiles = 2 if mesh == ONE_DEVICE and kv_dtype != "fp8" else 1
+    return EngineConfig(
         "none",
         mesh=mesh,
         num_slots=slots,
@@ -91,22 +104,32 @@ def _programs(model, mesh, quantize=None, kv_dtype=None):
         max_seq_len=MAX_SEQ_LEN,
         kv_dtype=kv_dtype,
     )
+
+
+@cache
+def _model(config, mesh, quantize=None, seed=1):
     spec = MeshSpec.parse(mesh)
-    device_mesh, rules = make_mesh(spec), choose_rules(model, spec)
-    abstract = abstract_params(model, device_mesh, rules, "float32")
-    weights = jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), tiny_params(model), abstract)
+    device_mesh, rules = make_mesh(spec), choose_rules(config, spec)
+    abstract = abstract_params(config, device_mesh, rules, "float32")
+    weights = jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), tiny_params(config, seed), abstract)
     copies = ((names_of(path), leaf + 0) for path, leaf in jax.tree.leaves_with_path(weights))
     if quantize is not None:
         quantization = Quantization.parse(quantize)
-        abstract = abstract_params(model, device_mesh, rules, "float32", quantization)
-        weights = quantize_onto(abstract, copies, model, quantization)
+        abstract = abstract_params(config, device_mesh, rules, "float32", quantization)
+        weights = quantize_onto(abstract, copies, config, quantization)
         if quantize == "int8" and mesh == ONE_DEVICE:
             packed.register("int8")
-            weights = pack_int8(weights, model)
+            weights = pack_int8(weights, config)
     elif mesh == ONE_DEVICE:
         packed.register("float32")
-        weights = pack_onto(copies, model)
-    return make_programs(config, tiny_card(model), weights, device_mesh, rules, "float32", lambda _: None)
+        weights = pack_onto(copies, config)
+    return LoadedModel(tiny_card(config), device_mesh, rules, "float32", weights)
+
+
+@cache
+def _programs(model, mesh, quantize=None, kv_dtype=None):
+    config = _config(model, mesh, quantize, kv_dtype)
+    return make_programs(config, _model(model, mesh, quantize), None, lambda _: None)
 
 
 @cache
@@ -114,6 +137,21 @@ def _checking_programs(model, mesh, drafts):
     """With one more, of the most rows, that checks guesses."""
     programs = _programs(model, mesh)
     programs.compile((StepShape(0, programs.spec.num_slots, drafts),), lambda _: None, 1)
+    return programs
+
+
+@cache
+def _drafting_programs(config, mesh, drafts):
+    """Those of `_programs`, over page arrays of their own, and one more that checks what a draft model guesses."""
+    plain, engine, model = _programs(config, mesh), _config(config, mesh), _model(config, mesh)
+    draft = DraftSpec(config, TILE_TOKENS, model.decode_kernel(engine))
+    spec = replace(plain.spec, draft=draft)
+    first, second = (make_cache(model.pages(engine.num_pages, engine)) for _ in range(2))
+    drafting = DraftPrograms(draft, spec.mesh, spec.pages_per_slot, first, *model.forms())
+    programs = Programs(spec, second, *model.forms(), drafting)
+    programs.compile((StepShape(0, spec.num_slots, drafts),), lambda _: None, 2)
+    programs._compiled |= plain._compiled
+    programs._all_allowed |= plain._all_allowed
     return programs
 
 
@@ -129,6 +167,7 @@ class CountingPrograms:
     def __init__(self, num_slots, max_tiles, max_trips=1, config=CONFIG):
         self.spec = StepSpec(config, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS, max_trips=max_trips)
         self.shapes = step_shapes(num_slots, max_tiles)
+        self.draft = None
         self.num_to_fail = 0
 
     def reset(self):
@@ -169,7 +208,7 @@ class WrittenPages:
 
     def over(self, programs):
         self._programs = programs
-        self.spec, self.shapes = programs.spec, programs.shapes
+        self.spec, self.shapes, self.draft = programs.spec, programs.shapes, programs.draft
         return self
 
     def new_masks(self, rows):

@@ -51,10 +51,10 @@ class StepShape:
 def step_shapes(num_slots: int, max_tiles: int, max_drafts: int = 0) -> tuple[StepShape, ...]:
     """All shapes that are compiled: decode rows in powers of two, with and without guesses if there are any; prefill
     tiles in powers of two, beside few or all."""
-    decode = [StepShape(0, rows) for rows in _powers_of_two(num_slots)]
+    decode = [StepShape(0, rows) for rows in powers_of_two(num_slots)]
     mixed_rows = sorted({min(8, num_slots), num_slots})
-    mixed = [StepShape(tiles, rows) for tiles in _powers_of_two(max_tiles) for rows in mixed_rows]
-    verify = [StepShape(0, rows, max_drafts) for rows in _powers_of_two(num_slots)] if max_drafts else []
+    mixed = [StepShape(tiles, rows) for tiles in powers_of_two(max_tiles) for rows in mixed_rows]
+    verify = [StepShape(0, rows, max_drafts) for rows in powers_of_two(num_slots)] if max_drafts else []
     return tuple(decode + mixed + verify)
 
 
@@ -174,6 +174,6 @@ def build_batch(
     return packed
 
 
-def _powers_of_two(largest: int) -> list[int]:
+def powers_of_two(largest: int) -> list[int]:
     """1, 2, 4, ... up to `largest`, which is always the last."""
     return [*(2**i for i in range((largest - 1).bit_length())), largest]

@@ -3,45 +3,37 @@
 import logging
 import os
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
-from kv import cpu_attention
-from kv.cache import KVCache, abstract_cache, make_cache
+from kv.cache import KVCache, make_cache
 from kv.page_pool import PagePool
 from kv.page_table import pages_for
-from kv.paged_attention import DecodeKernel
-from model import packed
 from model.card import ModelCard
 from model.quantization import choose_quantization
-from model.tree import Params
 from serving.config import EngineConfig
 from serving.engine.api import EngineLoop
 from serving.engine.batch import StepShape, step_shapes
 from serving.engine.compile_count import CompileCount
+from serving.engine.draft_check import check_draft
+from serving.engine.draft_programs import DraftPrograms
+from serving.engine.draft_step import DraftSpec
 from serving.engine.engine import Engine
 from serving.engine.format_notes import format_notes
+from serving.engine.loaded_model import LoadedModel, Progress, weights_dtype
 from serving.engine.loop import EngineThread
-from serving.engine.memory import MIB, Needs, plan_memory
+from serving.engine.memory import Needs, plan_memory
 from serving.engine.plan import Limits
 from serving.engine.programs import Programs
 from serving.engine.step import StepSpec
 from serving.errors import ConfigError
 from sharding import checkpoint
 from sharding.mesh import make_mesh
-from sharding.params import abstract_params, pack_int8, pack_onto, take_layers_apart
-from sharding.quantize import quantize_onto
-from sharding.rules import ShardingRules, choose_rules
-from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
 
 logger = logging.getLogger(__name__)
-
-Progress = Callable[[str], None]
 
 KV_BYTES = 1 << 30  # page pool where no memory limit is known
 TILE_TOKENS = 32
@@ -57,69 +49,89 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
         _use_compile_cache(Path(config.compile_cache))
     spec = MeshSpec.parse(config.mesh)
     card = checkpoint.read_card(config.checkpoint)
-    rules = choose_rules(card.config, spec)
-    for note in rules.notes:
-        logger.warning("mesh %s: %s", spec, note)
+    draft_card = None if config.draft is None else checkpoint.read_card(config.draft.checkpoint)
+    if draft_card is not None:
+        check_draft(draft_card, card, _max_seq_len(config, card))
     mesh = make_mesh(spec)
-    dtype = config.dtype or checkpoint.saved_dtype(config.checkpoint)
+    dtype = weights_dtype(config)
     quantization = choose_quantization(config.quantize, card.quantization)
     platform = mesh.devices.flat[0].platform
     for note in format_notes(platform, quantization, config.kv_dtype or dtype, dtype, card.config.num_experts):
         logger.warning("%s", note)
-    weights = load_weights(config, card, mesh, rules, dtype, progress)
-    programs = make_programs(config, card, weights, mesh, rules, dtype, progress)
+    model = LoadedModel.load(config, card, mesh, progress)
+    draft = None
+    if config.draft is not None and draft_card is not None:
+        draft = LoadedModel.load(config.draft, draft_card, mesh, progress)
+    programs = make_programs(config, model, draft, progress)
     compiles.mark_ready()
     crash_folder = Path(config.crash_folder) if config.crash_folder else None
     return EngineThread(make_engine(config, card, programs), compiles.after_ready, crash_folder), card
 
 
-def make_programs(
-    config: EngineConfig,
-    card: ModelCard,
-    weights: Params,
-    mesh: jax.sharding.Mesh,
-    rules: ShardingRules,
-    dtype: str,
-    progress: Progress,
-) -> Programs:
-    """The page pool's arrays and all compiled steps, over weights that are on the mesh already; `dtype` is the type of
-    their float numbers."""
-    kv_dtype = config.kv_dtype or dtype
+def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel | None, progress: Progress) -> Programs:
+    """The page pool's arrays and all compiled steps, over weights that are on the mesh already; `draft` is the model
+    that guesses, if one does."""
+    draft_spec = None
+    if draft is not None:
+        draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, draft.decode_kernel(config))
     spec = StepSpec(
-        config=card.config,
-        mesh=mesh,
+        config=model.card.config,
+        mesh=model.mesh,
         num_slots=config.num_slots,
-        pages_per_slot=pages_for(_max_seq_len(config, card), config.page_size),
+        pages_per_slot=pages_for(_max_seq_len(config, model.card), config.page_size),
         tile_tokens=TILE_TOKENS,
-        decode_kernel=_decode_kernel(mesh, kv_dtype),
+        decode_kernel=model.decode_kernel(config),
         max_trips=config.decode_steps,
+        draft=draft_spec,
     )
-    forms = _forms(weights, mesh)
+    forms, draft_forms = model.forms(), () if draft is None else draft.forms()
     shapes = step_shapes(config.num_slots, _max_tiles(config), config.max_drafts)
 
-    def pages(count: int) -> KVCache:
-        num_pages = count + 1  # the null page
-        return abstract_cache(card.config, num_pages, config.page_size, kv_dtype, mesh, rules, widened=dtype)
+    def over(num_pages: int, make: Callable[[KVCache], KVCache]) -> Programs:
+        """Programs over so many pages of each model, made by `make` from their abstract form."""
+        drafting = None
+        if draft is not None and draft_spec is not None:
+            pages = make(draft.pages(num_pages, config))
+            drafting = DraftPrograms(draft_spec, spec.mesh, spec.pages_per_slot, pages, *draft_forms)
+        return Programs(spec, make(model.pages(num_pages, config)), *forms, drafting)
 
-    page_bytes = device_bytes(pages(1)) // 2
-    limit = config.memory_bytes or _device_limit(mesh)
-    if limit is None:
-        num_pages = config.num_pages or _default_pages(spec, page_bytes)
-    else:
+    def temporaries() -> int:
         progress("compiling the largest step, to see what memory it needs")
-        by_size = sorted(shapes, key=lambda shape: (shape.num_tokens + shape.tiles * TILE_TOKENS, shape))
-        largest = {bool(shape.drafts): shape for shape in by_size}  # which of the two is hungrier, XLA says
-        tried = Programs(spec, pages(spec.pages_per_slot), *forms)
-        temporaries = max(tried.temporaries(shape) for shape in largest.values())
-        needs = Needs(device_bytes(weights), temporaries, page_bytes, *_useful_pages(spec))
-        budget = plan_memory(limit, needs, config.page_size, config.num_pages)
-        num_pages = budget.num_pages
-        for line in budget.lines():
-            progress(line)
-            logger.info("%s", line)
-    programs = Programs(spec, make_cache(pages(num_pages)), *forms)
+        return _temporaries(over(spec.pages_per_slot, lambda pages: pages), shapes)
+
+    programs = over(_num_pages(config, model, draft, spec, temporaries, progress), make_cache)
     _compile(programs, shapes, progress)
     return programs
+
+
+def _num_pages(
+    config: EngineConfig,
+    model: LoadedModel,
+    draft: LoadedModel | None,
+    spec: StepSpec,
+    temporaries: Callable[[], int],
+    progress: Progress,
+) -> int:
+    """KV pages for which there is memory beside the weights and `temporaries`, which take long to find out."""
+    page_bytes = model.page_bytes(config) + (draft.page_bytes(config) if draft else 0)
+    limit = config.memory_bytes or _device_limit(spec.mesh)
+    if limit is None:
+        return config.num_pages or _default_pages(spec, page_bytes)
+    draft_bytes = draft.num_bytes if draft else 0
+    needs = Needs(model.num_bytes, temporaries(), page_bytes, *_useful_pages(spec), draft_bytes)
+    budget = plan_memory(limit, needs, config.page_size, config.num_pages)
+    for line in budget.lines():
+        progress(line)
+        logger.info("%s", line)
+    return budget.num_pages
+
+
+def _temporaries(programs: Programs, shapes: tuple[StepShape, ...]) -> int:
+    """Bytes of the hungriest program. Which of the largest of each kind it is, XLA says."""
+    by_size = sorted(shapes, key=lambda shape: (shape.num_tokens + shape.tiles * TILE_TOKENS, shape))
+    largest = {bool(shape.drafts): shape for shape in by_size}
+    sizes = [programs.temporaries(shape) for shape in largest.values()]
+    return max(*sizes, programs.draft.temporaries() if programs.draft else 0)
 
 
 def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> Engine:
@@ -143,58 +155,6 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
     )
 
 
-def load_weights(
-    config: EngineConfig, card: ModelCard, mesh: jax.sharding.Mesh, rules: ShardingRules, dtype: str, progress: Progress
-) -> Params:
-    """The weights on the mesh as they lie in the checkpoint, or quantised one after another on their way."""
-    started = time.monotonic()
-
-    def report(done: int, total: int) -> None:
-        rate = done / MIB / max(time.monotonic() - started, 1e-3)
-        progress(f"loading {card.name}: {done // MIB:,} of {total // MIB:,} MiB, {rate:,.0f} MiB/s")
-
-    quantization = choose_quantization(config.quantize, card.quantization)
-    abstract = abstract_params(card.config, mesh, rules, dtype, quantization)
-    progress(f"loading {card.name}: checking files")
-    if quantization is None and is_one_cpu(mesh) and dtype in packed.DTYPES:
-        packed.register(dtype)
-        return pack_onto(checkpoint.load_leaves(config.checkpoint, abstract, on_progress=report), card.config)
-    if quantization is None or card.quantization is not None:
-        weights = checkpoint.load(config.checkpoint, abstract, on_progress=report)
-    else:
-        floats = abstract_params(card.config, mesh, rules, checkpoint.saved_dtype(config.checkpoint))
-        leaves = checkpoint.load_leaves(config.checkpoint, floats, on_progress=report)
-        weights = quantize_onto(abstract, leaves, card.config, quantization)
-    if str(quantization) == "int8" and is_one_cpu(mesh):
-        packed.register("int8")
-        return pack_int8(weights, card.config)
-    return weights
-
-
-def _forms(weights: Params, mesh: jax.sharding.Mesh) -> tuple[Params, Params]:
-    """The weights as prefill programs and as decode programs take them, in one memory.
-
-    Those of int4, which are not packed, have arrays of their own for each layer in decode on one CPU: no slice is
-    copied in every step. Prefill keeps to stacked ones: it has work enough for a copy to matter little, and compiles in
-    a fraction of the time. But not with bfloat16 scales, of which XLA would widen all layers at once.
-    """
-    if not is_one_cpu(mesh) or _are_packed(weights):
-        return weights, weights
-    apart = take_layers_apart(weights)
-    is_small = any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(weights["layers"]))
-    return (apart if is_small else weights), apart
-
-
-def is_one_cpu(mesh: jax.sharding.Mesh) -> bool:
-    """Where the CPU's kernels run: they see whole arrays only."""
-    return bool(mesh.size == 1 and mesh.devices.flat[0].platform == "cpu")
-
-
-def _are_packed(weights: Params) -> bool:
-    leaves = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, packed.Packed))
-    return any(isinstance(leaf, packed.Packed) for leaf in leaves)
-
-
 def _compile(programs: Programs, shapes: tuple[StepShape, ...], progress: Progress) -> None:
     done: list[str] = []
 
@@ -204,13 +164,6 @@ def _compile(programs: Programs, shapes: tuple[StepShape, ...], progress: Progre
 
     progress(f"compiling: 0 of {len(shapes)} programs")
     programs.compile(shapes, report, num_threads=os.cpu_count() or 1)
-
-
-def _decode_kernel(mesh: jax.sharding.Mesh, dtype: str) -> DecodeKernel | None:
-    if not is_one_cpu(mesh) or dtype not in cpu_attention.DTYPES:
-        return None
-    cpu_attention.register(dtype)
-    return cpu_attention.decode_attention
 
 
 def _max_tiles(config: EngineConfig) -> int:

@@ -13,6 +13,7 @@ from serving.engine.in_flight import InFlight
 from serving.engine.news import append_tokens
 from serving.engine.roster import Roster
 from serving.engine.sequence import NO_SLOT, Sequence
+from serving.engine.speculation import Speculation
 from serving.errors import EngineFailed, InvalidRequest
 from serving.request import FinishReason
 
@@ -20,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 
 def commit_tokens(
-    step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster, counts: EngineCounts, *, speculates: bool
+    step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster, counts: EngineCounts, speculation: Speculation | None
 ) -> list[SequenceOutput]:
     """`tokens_RI` are the step's, as the device gave them. Plain rows get theirs at once, the others a look each.
 
-    `speculates` says whether the engine makes guesses at all, for which it may have held rows back.
+    `speculation` has made the guesses, if the engine makes any at all, and may have held rows back for them.
     """
     outputs = _commit_chunks(step, tokens_RI, roster)
     tokens_rI = tokens_RI[step.row_r]
-    if step.num_drafts_r is not None:
-        _learn(step.num_drafts_r, step.sequences, tokens_rI, counts)
+    if step.num_drafts_r is not None and speculation is not None:
+        _learn(step.num_drafts_r, step.sequences, tokens_rI, counts, speculation)
     odd_r, logprobs = step.is_odd(tokens_rI, roster.slots), step.read_logprobs()
     plain = list(compress(step.sequences, (~odd_r).tolist()))
     outputs += append_tokens(plain, tokens_rI[~odd_r].T.tolist())
@@ -41,7 +42,7 @@ def commit_tokens(
         if sequence.finish_reason is None
     ]
     counts.generation_tokens += len(plain) * step.num_trips + sum(len(output.token_ids) for output in ended)
-    if speculates:
+    if speculation is not None:
         _let_go_on(step, roster)
     return outputs + ended
 
@@ -99,12 +100,14 @@ def _learn(
     sequences: tuple[Sequence, ...],
     tokens_rI: NDArray[np.int32],
     counts: EngineCounts,
+    speculation: Speculation,
 ) -> None:
     """How many guesses were right: all tokens that a row got but the last."""
     num_given_r = np.count_nonzero(tokens_rI >= 0, axis=1)
     for row in np.flatnonzero((num_drafts_r > 0) & (num_given_r > 0)).tolist():
         num_drafted, num_accepted = int(num_drafts_r[row]), int(num_given_r[row]) - 1
         sequences[row].guesses.learn(num_drafted, num_accepted)
+        speculation.learn(num_drafted, num_accepted)
         counts.count_drafts(num_drafted, num_accepted)
 
 
@@ -115,5 +118,6 @@ def _let_go_on(step: InFlight, roster: Roster) -> None:
         for sequence in compress(step.sequences, (step.num_drafts_r > 0).tolist()):
             if sequence.slot != NO_SLOT:
                 slots.num_tokens_B[sequence.slot] = len(sequence.token_ids)
+                sequence.num_drafted = len(sequence.token_ids) - 1  # a draft model reads its guesses, too
     mine_r = slots.owner_B[step.slot_r] == step.owner_r
     slots.unread_B[step.slot_r[mine_r & slots.speculates_B[step.slot_r]]] = False

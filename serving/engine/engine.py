@@ -15,6 +15,7 @@ from serving.engine.api import EngineRequest, SequenceOutput, StepStats
 from serving.engine.batch import StepShape, build_batch, choose_shape
 from serving.engine.commit import commit_tokens
 from serving.engine.counts import EngineCounts
+from serving.engine.drafters import ModelDrafter, TextDrafter
 from serving.engine.grammar import MaskWriter
 from serving.engine.in_flight import InFlight
 from serving.engine.intake import Intake
@@ -24,7 +25,7 @@ from serving.engine.programs import Programs
 from serving.engine.roster import Roster
 from serving.engine.sequence import Sequence
 from serving.engine.slot_state import sequence_packets
-from serving.engine.speculation import Speculation
+from serving.engine.speculation import NO_DRAFTS, Drafts, Speculation
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import StepRecord, StepRing
 from serving.engine.trip_times import TripTimes
@@ -67,7 +68,8 @@ class Engine:
         self._in_flight: InFlight | None = None
         self._clock = StepClock()
         self._trip_times, self._verify_times = TripTimes(trip_s), TripTimes(verify_s)
-        self._speculation = Speculation(limits.max_drafts) if limits.max_drafts else None
+        drafter = TextDrafter() if programs.draft is None else ModelDrafter(programs.draft.spec.max_tiles)
+        self._speculation = Speculation(limits.max_drafts, drafter) if limits.max_drafts else None
         self._mask_writer = MaskWriter()
         self.ring = StepRing()
         self._counts = EngineCounts()
@@ -129,7 +131,8 @@ class Engine:
             pages_per_slot=spec.pages_per_slot,
             page_size=self._limits.page_size,
             prefix_cache=self._prefix_cache,
-            window=spec.config.window,
+            # A draft model may come late and read what lies before the window.
+            window=spec.config.window if self._programs.draft is None else None,
         )
 
     def step(self, now: float = 0.0) -> tuple[SequenceOutput, ...]:
@@ -146,9 +149,7 @@ class Engine:
         if dispatched is not None:
             tokens_RI = self._clock.wait_for(dispatched.read_tokens)
             self._note_time(dispatched, tokens_RI)
-            outputs += commit_tokens(
-                dispatched, tokens_RI, self._roster, self._counts, speculates=self._speculation is not None
-            )
+            outputs += commit_tokens(dispatched, tokens_RI, self._roster, self._counts, self._speculation)
         self.ring.end(*self._clock.end_step())
         self._roster.say()
         return tuple(outputs)
@@ -169,17 +170,17 @@ class Engine:
             self._num_plans,
             roster.num_promoted,
             trip_s,
-            self._draft(trip_s),
+            *self._draft(trip_s),
         )
 
-    def _draft(self, trip_s: float) -> NDArray[np.int32] | None:
-        """Guesses for the next call; None for a plain one, as when somebody waits."""
+    def _draft(self, trip_s: float) -> Drafts:
+        """Guesses for the next call; none for a plain one, as when somebody waits."""
         if (
             self._speculation is None
             or len(self._roster.waiting)
             or (self._roster.slots.unfinished_B & ~self._roster.slots.decodes_B).any()
         ):
-            return None
+            return NO_DRAFTS
         return self._speculation.draft(
             self._roster.slots, trip_s, self._verify_times.estimate(self._roster.slots.num_running)
         )
@@ -187,6 +188,8 @@ class Engine:
     def _commit_plan(self, plan: StepPlan) -> None:
         self._counts.num_preemptions += len(plan.preempt)
         self._roster.commit(plan, self._num_plans)
+        if plan.catch_up and self._programs.draft is not None:
+            self._programs.draft.catch_up(plan.catch_up, self._roster.table)
         for sequence in (admission.sequence for admission in plan.admit):
             for packet in sequence_packets(sequence):
                 self._programs.write_slot(packet)
@@ -232,7 +235,7 @@ class Engine:
 
     def _note_time(self, step: InFlight, tokens_RI: NDArray[np.int32]) -> None:
         call_s = self._clock.end_call(step.dispatched_s)
-        if not step.prefilled:
+        if step.is_timed:
             num_trips = int(np.count_nonzero(tokens_RI.max(axis=0) != ENDED))
             if step.num_drafts_r is None:
                 self._trip_times.note(len(step.row_r), call_s, num_trips)

@@ -4,8 +4,15 @@ from dataclasses import dataclass, field
 
 from serving.engine.ngrams import NgramIndex
 
-HOPE = 0.7  # how often a guess comes true, as long as nobody knows
+HOPE = 0.7  # how often a guess comes true, as long as nobody knows; too low, and nobody would find out
 _WEIGHT = 0.25  # of the newest measurement
+
+
+def learn_rate(rate: float, num_drafted: int, num_accepted: int, weight: float) -> float:
+    """A running mean of the chance that a guessed token comes true when those before it did, after a call that checked
+    `num_drafted` guesses, of which the first `num_accepted` were right."""
+    num_tried = min(num_accepted + 1, num_drafted)
+    return rate + weight * (num_accepted / num_tried - rate)
 
 
 @dataclass(slots=True)
@@ -13,7 +20,8 @@ class Guesses:
     """Of one sequence."""
 
     rate: float = HOPE
-    """The chance that a guessed token comes true when those before it did, a running mean."""
+    """The chance that a guessed token comes true when those before it did, a running mean. As long as the sequence had
+    no guesses, what `Speculation` knows of others."""
     num_drafted: int = 0
     """Tokens that were guessed and checked."""
     num_accepted: int = 0
@@ -24,8 +32,7 @@ class Guesses:
         """A call checked `num_drafted` guesses, 1 or more, and the first `num_accepted` were right."""
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
-        num_tried = min(num_accepted + 1, num_drafted)
-        self.rate += _WEIGHT * (num_accepted / num_tried - self.rate)
+        self.rate = learn_rate(self.rate, num_drafted, num_accepted, _WEIGHT)
 
     def expect(self, num_drafted: int) -> float:
         """How many of so many guesses will be right: those before each must be, too."""

@@ -35,6 +35,8 @@ class InFlight:
     """Whether the last token is the last one that the sequence may have, or each of its tokens needs a look."""
     prefilled: tuple[tuple[int, Sequence, int], ...]
     """Rows and sequences with a chunk in this step, and how many of their tokens are in pages then."""
+    is_timed: bool
+    """Whether it does nothing but decode, so that its time says what that takes."""
     logprobs: RowLogprobs | None
     """None when nobody asked: then they stay on the device."""
     prompts: PromptsInFlight | None
@@ -62,6 +64,7 @@ class InFlight:
             slots.owner_B[slot_r],
             (slots.num_tokens_B[slot_r] + plan.num_trips >= slots.max_len_B[slot_r]) | slots.watched_B[slot_r],
             tuple((row, c.sequence, c.start + c.length) for row, c in enumerate(plan.prefill, start=num_decode)),
+            not (plan.prefill or plan.catch_up),
             logprobs.rows.start_copy() if slots.logprobs_B.any() else None,
             PromptsInFlight.of(plan, logprobs),
             dispatched_s,

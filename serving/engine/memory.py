@@ -19,11 +19,13 @@ class Needs:
     weights: int
     temporaries: int
     page: int
-    """One page over all layers, this device's share of the KV heads."""
+    """One page over all layers, this device's share of the KV heads; a draft model's page of the same number, too."""
     least_pages: int
     """One full sequence."""
     most_pages: int
     """All slots full."""
+    draft_weights: int = 0
+    """Of a model that guesses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +39,19 @@ class MemoryBudget:
     pages: int
     num_pages: int
     page_size: int
+    draft_weights: int = 0
 
     @property
     def unused(self) -> int:
-        return self.limit - self.weights - self.temporaries - self.reserve - self.pages
+        return self.limit - self.weights - self.draft_weights - self.temporaries - self.reserve - self.pages
 
     def lines(self) -> tuple[str, ...]:
         """A table for people."""
         tokens = self.num_pages * self.page_size
+        draft = (("draft weights", self.draft_weights, ""),) if self.draft_weights else ()
         rows = (
             ("weights", self.weights, ""),
+            *draft,
             ("step temporaries", self.temporaries, ""),
             ("reserve", self.reserve, ""),
             ("KV pages", self.pages, f"{self.num_pages:,} pages of {self.page_size}: {tokens:,} tokens"),
@@ -62,17 +67,19 @@ def plan_memory(limit: int, needs: Needs, page_size: int, wanted_pages: int | No
     Raises ConfigError with the numbers when it does not fit.
     """
     reserve = int(limit * RESERVE_SHARE)
-    left = limit - needs.weights - needs.temporaries - reserve
+    weights = needs.weights + needs.draft_weights
+    left = limit - weights - needs.temporaries - reserve
     possible = max(0, left // needs.page - 1)
     least = wanted_pages or needs.least_pages
     if possible < least:
         short = (least - possible) * needs.page
         raise ConfigError(
-            f"{limit / MIB:,.0f} MiB of device memory do not hold the model: {needs.weights / MIB:,.0f} MiB weights, "
+            f"{limit / MIB:,.0f} MiB of device memory do not hold the model: {weights / MIB:,.0f} MiB weights, "
             f"{needs.temporaries / MIB:,.0f} MiB temporaries, {reserve / MIB:,.0f} MiB reserve, {least:,} pages miss "
             f"by {short / MIB:,.0f} MiB; give more --memory, a smaller --max-seq-len or --dtype, or more devices."
         )
     num_pages = wanted_pages or min(possible, needs.most_pages)
+    pages = (num_pages + 1) * needs.page
     return MemoryBudget(
-        limit, needs.weights, needs.temporaries, reserve, (num_pages + 1) * needs.page, num_pages, page_size
+        limit, needs.weights, needs.temporaries, reserve, pages, num_pages, page_size, needs.draft_weights
     )

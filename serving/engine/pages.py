@@ -40,6 +40,8 @@ class SlotPages:
         self._table = table
         self._page_size = page_size
         self._window = window
+        self._drafted_P: NDArray[np.bool_] = np.zeros(pool.num_usable + 1, np.bool_)
+        """Whether the draft model has read what lies in a page; true of published pages, the others say nothing."""
 
     @property
     def num_free(self) -> int:
@@ -75,6 +77,8 @@ class SlotPages:
         self._table.append(sequence.slot, pages)
         sequence.num_published = len(pages)
         sequence.num_scheduled = len(pages) * self._page_size
+        num_drafted = int(np.logical_and.accumulate(self._drafted_P[list(pages)]).sum())
+        sequence.num_drafted = num_drafted * self._page_size
 
     def add(self, sequence: Sequence, count: int) -> None:
         self._table.append(sequence.slot, self._pool.allocate(count))
@@ -92,7 +96,9 @@ class SlotPages:
             return
         start = sequence.num_published
         keys = sequence.keys.first(sequence.token_ids, count, start)
-        self._cache.publish(keys, self._table.pages(sequence.slot, start, count))
+        pages = self._table.pages(sequence.slot, start, count)
+        self._cache.publish(keys, pages)
+        self._drafted_P[pages] = np.arange(start + 1, count + 1) * self._page_size <= sequence.num_drafted
         sequence.num_published = count
 
     def may_trim(self, num_tokens_B: NDArray[np.int32]) -> NDArray[np.intp]:
@@ -111,10 +117,16 @@ class SlotPages:
             self.publish(sequence, num_written)
             self._pool.release(reversed(self._table.trim(sequence.slot, count)))
 
+    def note_drafted(self, sequence: Sequence, num_tokens: int) -> None:
+        """The draft model has read so many tokens of a running sequence, or does so before anything else runs."""
+        full = slice(sequence.num_drafted // self._page_size, num_tokens // self._page_size)
+        self._drafted_P[self._table.pages(sequence.slot, full.start, full.stop)] = True
+        sequence.num_drafted = num_tokens
+
     def release(self, sequence: Sequence) -> None:
         """Last page first, so that the cache loses the end of a text before its beginning."""
         self._pool.release(reversed(self._table.clear(sequence.slot)))
-        sequence.num_published = sequence.num_scheduled = 0
+        sequence.num_published = sequence.num_scheduled = sequence.num_drafted = 0
 
     def check_integrity(self) -> None:
         """Assert that every page has its owners, and that free slots own none."""

@@ -92,6 +92,8 @@ class StepPlan:
     """Tokens that each of `decode` gets, unless it ends before; 1 beside prefill and guesses."""
     drafts_BD: NDArray[np.int32] | None = None
     """By slot, guesses that the call checks, of which the right ones come on top; see `speculation`."""
+    catch_up: tuple[Chunk, ...] = ()
+    """Tokens of decoding sequences that a draft model reads first."""
 
     @property
     def has_work(self) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from serving.engine.admission import AdmissionDraft
 from serving.engine.growth import choose_trips, plan_growth
-from serving.engine.plan import Limits, PageReader, StepPlan
+from serving.engine.plan import Chunk, Limits, PageReader, StepPlan
 from serving.engine.sequence import BATCH, INTERACTIVE, Sequence
 from serving.engine.slots import SlotTable
 
@@ -32,9 +32,11 @@ def plan_step(
     num_promoted: int = 0,
     trip_s: float = math.inf,
     drafts_BD: NDArray[np.int32] | None = None,
+    catch_up: tuple[Chunk, ...] = (),
 ) -> StepPlan:
     """`waiting` is in the order of rank; `step` counts plans; `num_promoted` sequences are promoted and have not ended;
-    one token for all takes about `trip_s` seconds; `drafts_BD` are guesses by slot, negative where there is none.
+    one token for all takes about `trip_s` seconds; `drafts_BD` are guesses by slot, negative where there is none, and
+    `catch_up` is what a draft model must read before it can make more; both only when nobody waits or prefills.
 
     Pages promised never exceed the free ones plus those that the preempted surely give back.
     """
@@ -48,6 +50,7 @@ def plan_step(
             decode=growth.decode,
             num_trips=growth.num_trips,
             drafts_BD=drafts_BD if growth.with_drafts else None,
+            catch_up=tuple(chunk for chunk in catch_up if chunk.sequence not in growth.preempt),
         )
     growth = plan_growth(slots, pages, limits)
     gone = set(map(id, growth.preempt))

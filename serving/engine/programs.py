@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,31 +12,29 @@ from numpy.typing import NDArray
 from kv.cache import KVCache
 from model.tree import Params
 from serving.engine.batch import StepShape
+from serving.engine.device_arrays import FlatWeights, compile_empty, renew, temporary_bytes
+from serving.engine.draft_programs import DraftPrograms
 from serving.engine.masks import ALL_TOKENS, num_words
 from serving.engine.prompt_logprobs import StepLogprobs
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
 from serving.engine.step import StepSpec, make_step
 
 
-@dataclass(frozen=True, slots=True)
-class FlatWeights:
-    """Weights as a call takes them: to flatten them each time would cost milliseconds."""
-
-    leaves: tuple[jax.Array, ...]
-    treedef: Any
-
-    @classmethod
-    def of(cls, weights: Params) -> "FlatWeights":
-        leaves, treedef = jax.tree.flatten(weights)
-        return cls(tuple(leaves), treedef)
-
-
 class Programs:
     """Compiled steps, and the device state that they hand on to each other. Owned by the engine's thread."""
 
-    def __init__(self, spec: StepSpec, cache: KVCache, prefill_weights: Params, decode_weights: Params) -> None:
-        """The same weights twice, in the form that each kind of program takes them."""
+    def __init__(
+        self,
+        spec: StepSpec,
+        cache: KVCache,
+        prefill_weights: Params,
+        decode_weights: Params,
+        draft: DraftPrograms | None = None,
+    ) -> None:
+        """The same weights twice, in the form that each kind of program takes them. `draft` is the model that guesses,
+        if `spec.draft` describes one."""
         self.spec = spec
+        self.draft = draft
         self._cache = cache
         self._prefill_weights = FlatWeights.of(prefill_weights)
         self._decode_weights = FlatWeights.of(decode_weights)
@@ -51,6 +47,11 @@ class Programs:
         self._compiled: dict[StepShape, jax.stages.Compiled] = {}
 
     @property
+    def _state(self) -> tuple[KVCache, jax.Array, SlotState]:
+        """Donated to each step and bound anew."""
+        return self._cache, self._last_token_B, self._slots
+
+    @property
     def num_pages(self) -> int:
         """Pages in the cache, the null page included."""
         return int(self._cache.v_LPKGH.shape[1])
@@ -61,18 +62,19 @@ class Programs:
 
     def temporaries(self, shape: StepShape) -> int:
         """Bytes that one device needs while it runs this shape, beyond weights and cache. The cache may be abstract."""
-        memory = self._compile_one(shape).memory_analysis()
-        assert memory is not None, "every back end here analyses its programs"
-        return int(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+        return temporary_bytes(self._compile_one(shape))
 
     def compile(self, shapes: tuple[StepShape, ...], on_done: Callable[[StepShape], None], num_threads: int) -> None:
         """Compile every shape before the first request; XLA works outside the GIL, so threads help."""
         with ThreadPoolExecutor(num_threads, "compile") as pool:
-            writing, emptying = pool.submit(self._compile_write_slot), pool.submit(self._compile_empty)
+            writing, emptying = pool.submit(self._compile_write_slot), pool.submit(compile_empty, self._state)
+            draft_is_compiled = self.draft.compile(pool) if self.draft is not None else ()
             futures = {pool.submit(self._compile_one, shape): shape for shape in shapes}
             for future in as_completed(futures):
                 future.result()
                 on_done(futures[future])
+            for done in draft_is_compiled:
+                done.result()
         self._write_slot, self._empty = writing.result(), emptying.result()
         self._compiled |= {futures[f]: f.result() for f in futures}
         for rows in {shape.rows for shape in shapes}:
@@ -80,14 +82,22 @@ class Programs:
 
     def _compile_one(self, shape: StepShape) -> jax.stages.Compiled:
         weights = self._weights_for(shape)
-        step = make_step(self.spec, shape, weights.treedef)
+        draft_treedef = None if self.draft is None else self.draft.weights.treedef
+        step = make_step(self.spec, shape, weights.treedef, draft_treedef)
         packed = jax.ShapeDtypeStruct((self.spec.layout(shape).size,), jnp.int32, sharding=self._whole)
-        cache_shardings = jax.tree.map(lambda leaf: leaf.sharding, self._cache)
+        draft_weights, draft_cache = self._draft_of(shape)
+        cache_shardings, draft_shardings = jax.tree.map(lambda leaf: leaf.sharding, (self._cache, draft_cache))
         whole = self._whole
-        out_shardings = (whole, whole, cache_shardings, whole, whole)
-        jitted = jax.jit(step, donate_argnums=(1, 2, 3), out_shardings=out_shardings)
+        out_shardings = (whole, whole, cache_shardings, whole, whole, draft_shardings)
+        jitted = jax.jit(step, donate_argnums=(1, 2, 3, 7), out_shardings=out_shardings)
         masks = jax.ShapeDtypeStruct(self.new_masks(shape.rows).shape, jnp.int32, sharding=self._whole)
-        return jitted.lower(weights.leaves, self._cache, self._last_token_B, self._slots, packed, masks).compile()
+        return jitted.lower(weights.leaves, *self._state, packed, masks, draft_weights, draft_cache).compile()
+
+    def _draft_of(self, shape: StepShape) -> tuple[tuple[jax.Array, ...], KVCache | None]:
+        """The draft model's weights and cache for the programs that guess, nothing for the others."""
+        if self.draft is None or not shape.drafts:
+            return (), None
+        return self.draft.weights.leaves, self.draft.cache
 
     def _weights_for(self, shape: StepShape) -> FlatWeights:
         return self._prefill_weights if shape.tiles else self._decode_weights
@@ -97,24 +107,13 @@ class Programs:
         jitted = jax.jit(write_slot, donate_argnums=0, out_shardings=self._whole)
         return jitted.lower(self._slots, packet).compile()
 
-    def _compile_empty(self) -> jax.stages.Compiled:
-        state = (self._cache, self._last_token_B, self._slots)
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-
-        def empty() -> tuple[KVCache, jax.Array, SlotState]:
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-        return jax.jit(empty, out_shardings=shardings).lower().compile()
-
     def reset(self) -> None:
         """Empty device state, in place of what a failed step has taken with it or left half written. Waits for it, and
         raises what the device raises."""
         assert self._empty is not None, "compile() comes first"
-        for leaf in jax.tree.leaves((self._cache, self._last_token_B, self._slots)):
-            if not leaf.is_deleted():
-                leaf.delete()  # first, since there may be no room for both
-        self._cache, self._last_token_B, self._slots = jax.block_until_ready(self._empty())
+        self._cache, self._last_token_B, self._slots = renew(self._state, self._empty)
+        if self.draft is not None:
+            self.draft.reset()
 
     def new_masks(self, rows: int) -> NDArray[np.int32]:
         """int32[rows, words] that allow everything; see `masks`."""
@@ -125,9 +124,11 @@ class Programs:
     ) -> tuple[jax.Array, StepLogprobs]:
         """Dispatch one step and return at once; the tokens, int32[rows, trips], start their way to the host."""
         masks = self._all_allowed[shape.rows] if masks_RW is None else masks_RW
-        tokens_RI, logprobs, self._cache, self._last_token_B, self._slots = self._compiled[shape](
-            self._weights_for(shape).leaves, self._cache, self._last_token_B, self._slots, packed, masks
+        tokens_RI, logprobs, self._cache, self._last_token_B, self._slots, draft_cache = self._compiled[shape](
+            self._weights_for(shape).leaves, *self._state, packed, masks, *self._draft_of(shape)
         )
+        if self.draft is not None and draft_cache is not None:
+            self.draft.cache = draft_cache
         tokens_RI.copy_to_host_async()
         return tokens_RI, logprobs
 

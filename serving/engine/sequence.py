@@ -55,6 +55,8 @@ class Sequence:
     slot: int = NO_SLOT
     guesses: Guesses = field(default_factory=Guesses)
     """How its text may go on; used only where the engine speculates."""
+    num_drafted: int = 0
+    """Tokens, from the first, that the draft model has read into its pages, or is about to."""
     num_published: int = 0
     """Pages, from the first, that the prefix cache knows."""
     was_admitted: bool = False

@@ -18,6 +18,7 @@ from kv.paged_attention import DecodeKernel, PagedView, TileGroup, paged_attenti
 from model.config import ModelConfig
 from model.decoder import Decoder
 from serving.engine.batch import NOT_FINITE, NOTHING, ROW_FIELDS, BatchLayout, StepShape
+from serving.engine.draft_step import DraftSpec, guess
 from serving.engine.logprobs import RowLogprobs
 from serving.engine.penalties import count_chosen
 from serving.engine.prompt_logprobs import PromptLogprobs, StepLogprobs, prompt_logprobs
@@ -28,7 +29,7 @@ from serving.engine.trips import ENDED, TripState, run_trips
 from serving.engine.verify import accept, draft_rows
 from sharding.params import bind
 
-StepFn = Callable[..., tuple[jax.Array, StepLogprobs, KVCache, jax.Array, SlotState]]
+StepFn = Callable[..., tuple[jax.Array, StepLogprobs, KVCache, jax.Array, SlotState, KVCache | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +44,21 @@ class StepSpec:
     decode_kernel: DecodeKernel | None = None
     max_trips: int = 1
     """Tokens that one decode call can give a row."""
+    draft: DraftSpec | None = None
+    """The model that guesses; None where guesses come from the host."""
 
     def layout(self, shape: StepShape) -> BatchLayout:
         return BatchLayout(shape, self.pages_per_slot, self.tile_tokens)
 
 
-def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
+def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any = None) -> StepFn:
     """The step of one shape, as a pure function of arrays: `serving_step(weights, cache, last_token_B, slots, packed,
-    masks_RW)`.
+    masks_RW, draft_weights, draft_cache)`. The last two are the draft model's in steps that check its guesses.
 
     `weights` is a flat tuple of leaves: flattening a Flax state in every call would cost milliseconds of host time.
     Returns the sampled tokens int32[rows, trips] (ENDED where there is none, NOT_FINITE where the model broke down),
-    log-probabilities of the last trip, the cache, `last_token_B`, whose last entry is a scrap slot for padding, and the
-    slots with the new tokens counted.
+    log-probabilities of the last trip, the cache, `last_token_B`, whose last entry is a scrap slot for padding, the
+    slots with the new tokens counted, and the draft model's cache.
     """
     layout = spec.layout(shape)
 
@@ -66,7 +69,9 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
         slots: SlotState,
         packed: jax.Array,
         masks_RW: jax.Array,
-    ) -> tuple[jax.Array, StepLogprobs, KVCache, jax.Array, SlotState]:
+        draft_weights: tuple[jax.Array, ...] = (),
+        draft_cache: KVCache | None = None,
+    ) -> tuple[jax.Array, StepLogprobs, KVCache, jax.Array, SlotState, KVCache | None]:
         decoder = bind(spec.config, jax.tree.unflatten(treedef, weights))
         fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ, drafts_RD = layout.split(packed)
         slot_R, position_R, sample_at_R, num_trips_R = fields_FR[:4]
@@ -99,7 +104,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
         def trip(i: jax.Array, state: TripState) -> tuple[jax.Array, RowLogprobs, TripState]:
             return forward(i, state)[:3]
 
-        def verify(state: TripState) -> tuple[jax.Array, RowLogprobs, TripState]:
+        def verify(state: TripState, drafts_RD: jax.Array) -> tuple[jax.Array, RowLogprobs, TripState]:
             is_sampled_R = (num_trips_R > 0) & (state.newest_R != ENDED)
             known_RQ = jnp.concatenate([state.newest_R[:, None], drafts_RD], axis=1)
             R, Q = known_RQ.shape
@@ -118,7 +123,13 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
 
         state = TripState(cache, last_token_B[slot_R], slots.counts_BV)
         if shape.drafts:
-            tokens_RI, logprobs, state = verify(state)
+            if spec.draft is not None and draft_cache is not None:
+                drafter = bind(spec.draft.config, jax.tree.unflatten(draft_treedef, draft_weights))
+                newest_R = jnp.where(num_trips_R > 0, state.newest_R, ENDED)
+                drafts_RD, draft_cache = guess(
+                    spec.draft, drafter, draft_cache, newest_R, position_R, drafts_RD, pages_RJ, rows, slots
+                )
+            tokens_RI, logprobs, state = verify(state, drafts_RD)
             told = StepLogprobs(logprobs)
         elif shape.tiles:
             tokens_R, logprobs, state, x_TD = forward(jnp.int32(0), state)
@@ -128,7 +139,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any) -> StepFn:
             tokens_RI, logprobs, state = run_trips(trip, num_trips_R, state, spec.max_trips)
             told = StepLogprobs(logprobs)
         slots = SlotState(state.counts_BV, slots.edits_B3E)
-        return tokens_RI, told, state.cache, last_token_B.at[slot_R].set(state.newest_R), slots
+        return tokens_RI, told, state.cache, last_token_B.at[slot_R].set(state.newest_R), slots, draft_cache
 
     return serving_step
 

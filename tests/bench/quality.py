@@ -26,7 +26,7 @@ from model.card import ModelCard
 from podstream.home import home
 from podstream.importing import ensure_demo_model
 from serving.config import EngineConfig
-from serving.engine.build import load_weights
+from serving.engine.loaded_model import load_weights
 from serving.engine.tokenizer import Tokenizer
 from sharding.checkpoint import read_card
 from sharding.mesh import make_mesh

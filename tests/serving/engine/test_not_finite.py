@@ -9,7 +9,7 @@ import pytest
 
 from model import packed
 from serving.engine.api import SequenceOutput
-from serving.engine.programs import FlatWeights
+from serving.engine.device_arrays import FlatWeights
 from serving.errors import EngineFailed
 from serving.request import FinishReason, SamplingParams
 from tests.engines import CONFIG, GREEDY, PAGE_SIZE, request, run, tiny_engine

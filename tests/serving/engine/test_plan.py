@@ -11,7 +11,7 @@ from kv.page_keys import PageKeys
 from kv.page_table import pages_for
 from serving.engine.api import EngineRequest
 from serving.engine.pages import Match
-from serving.engine.plan import Limits
+from serving.engine.plan import Chunk, Limits
 from serving.engine.planner import plan_step
 from serving.engine.sequence import BATCH, INTERACTIVE, Sequence, rank
 from serving.engine.slots import SlotTable
@@ -64,8 +64,8 @@ class World:
     def num_releasable(self, sequence):
         return int(self.num_pages_B[sequence.slot])
 
-    def plan(self, step=0, num_promoted=0, limits=LIMITS, trip_s=0.001, drafts=None):
-        return plan_step(self.waiting, self.slots, self, limits, step, num_promoted, trip_s, drafts)
+    def plan(self, step=0, num_promoted=0, limits=LIMITS, trip_s=0.001, drafts=None, catch_up=()):
+        return plan_step(self.waiting, self.slots, self, limits, step, num_promoted, trip_s, drafts, catch_up)
 
 
 def chunks(plan):
@@ -252,6 +252,16 @@ def test_guesses_get_pages_or_are_left_out_and_never_go_beside_prefill():
     world.num_free = 50
     world.wait(5)
     assert world.plan(limits=LOOPED, drafts=drafts).drafts_BD is None
+
+
+def test_a_draft_model_reads_nothing_of_who_is_preempted():
+    world = World(num_free=0)
+    first, last = world.decode(9, 2), world.decode(9, 2)
+    chunks = Chunk(first, 0, 8), Chunk(last, 0, 8)
+    plan = world.plan(catch_up=chunks)
+    assert (plan.preempt, plan.catch_up) == ((last,), chunks[:1])
+    world.num_free = 2
+    assert world.plan(catch_up=chunks).catch_up == chunks
 
 
 def test_one_trip_when_somebody_waits_or_prefills_or_must_be_looked_at():

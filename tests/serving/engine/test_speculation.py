@@ -11,12 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv.page_keys import PageKeys
 from kv.page_pool import PagePool
 from serving.engine.batch import NOT_FINITE
+from serving.engine.drafters import TextDrafter
 from serving.engine.guesses import HOPE, Guesses
 from serving.engine.ngrams import SIZES, NgramIndex
+from serving.engine.sequence import Sequence
 from serving.engine.slot_state import empty_slots
-from serving.engine.speculation import PROBE_EVERY, pays
+from serving.engine.slots import SlotTable
+from serving.engine.speculation import PROBE_EVERY, Speculation, pays
 from serving.engine.trips import ENDED
 from serving.engine.verify import accept, draft_rows
 from serving.request import FinishReason, SamplingParams
@@ -140,6 +144,26 @@ def test_a_sequence_whose_guesses_fail_expects_little_and_can_recover():
         guesses.learn(4, 4)
     assert guesses.expect(4) > 3
     assert (guesses.num_drafted, guesses.num_accepted) == (80, 40)
+
+
+def test_a_sequence_without_guesses_expects_what_others_had():
+    def expected(learnt):
+        speculation, table = Speculation(2, TextDrafter()), SlotTable(1)
+        for guesses in learnt:
+            speculation.learn(*guesses)
+        asked = request("x", [1, 2, 1, 2, 1, 2], GREEDY)
+        sequence = Sequence(asked, 9, 0, PageKeys(4, ""))
+        table.enter(sequence)
+        table.decodes_B[0] = True
+        table.num_tokens_B[0] = 6
+        drafts_BD, _ = speculation.draft(table, plain_s=0.01, verify_s=0.02)
+        return sequence.guesses.rate, drafts_BD is not None
+
+    assert expected([]) == (HOPE, True)
+    rate, pays = expected([(2, 0)] * 30)
+    assert rate < 0.1 and not pays
+    rate, pays = expected([(2, 0)] * 30 + [(2, 2)] * 30)
+    assert rate > 0.9 and pays
 
 
 tokens_lists = st.lists(st.integers(0, 3), min_size=1, max_size=40)

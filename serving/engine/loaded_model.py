@@ -1,0 +1,130 @@
+"""LoadedModel: a model whose weights are on the mesh, and the forms in which programs take it."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from kv import cpu_attention
+from kv.cache import KVCache, abstract_cache
+from kv.paged_attention import DecodeKernel
+from model import packed
+from model.card import ModelCard
+from model.quantization import choose_quantization
+from model.tree import Params
+from serving.config import EngineConfig
+from serving.engine.memory import MIB
+from sharding import checkpoint
+from sharding.params import abstract_params, pack_int8, pack_onto, take_layers_apart
+from sharding.quantize import quantize_onto
+from sharding.rules import ShardingRules, choose_rules
+from sharding.sizes import device_bytes
+from sharding.spec import MeshSpec
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    card: ModelCard
+    mesh: Mesh
+    rules: ShardingRules
+    dtype: str
+    """Type of the weights' float numbers."""
+    weights: Params
+
+    @classmethod
+    def load(cls, config: EngineConfig, card: ModelCard, mesh: Mesh, progress: Progress) -> "LoadedModel":
+        """The model of `config.checkpoint`, whose card this is. Raises CheckpointError or QuantizationError."""
+        rules = choose_rules(card.config, MeshSpec.parse(config.mesh))
+        for note in rules.notes:
+            logger.warning("mesh %s: %s", config.mesh, note)
+        dtype = weights_dtype(config)
+        return cls(card, mesh, rules, dtype, load_weights(config, card, mesh, rules, dtype, progress))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights, on one device."""
+        return device_bytes(self.weights)
+
+    def kv_dtype(self, config: EngineConfig) -> str:
+        return config.kv_dtype or self.dtype
+
+    def pages(self, count: int, config: EngineConfig) -> KVCache:
+        """Abstract arrays of so many KV pages and the null page."""
+        kv_dtype = self.kv_dtype(config)
+        shape = count + 1, config.page_size
+        return abstract_cache(self.card.config, *shape, kv_dtype, self.mesh, self.rules, widened=self.dtype)
+
+    def page_bytes(self, config: EngineConfig) -> int:
+        """Of one page, on one device."""
+        return device_bytes(self.pages(1, config)) // 2
+
+    def forms(self) -> tuple[Params, Params]:
+        """The weights as prefill programs and as decode programs take them, in one memory.
+
+        Those of int4, which are not packed, have arrays of their own for each layer in decode on one CPU: no slice is
+        copied in every step. Prefill keeps to stacked ones: it has work enough for a copy to matter little, and
+        compiles in a fraction of the time. But not with bfloat16 scales, of which XLA would widen all layers at once.
+        """
+        if not is_one_cpu(self.mesh) or _are_packed(self.weights):
+            return self.weights, self.weights
+        apart = take_layers_apart(self.weights)
+        is_small = any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(self.weights["layers"]))
+        return (apart if is_small else self.weights), apart
+
+    def decode_kernel(self, config: EngineConfig) -> DecodeKernel | None:
+        dtype = self.kv_dtype(config)
+        if not is_one_cpu(self.mesh) or dtype not in cpu_attention.DTYPES:
+            return None
+        cpu_attention.register(dtype)
+        return cpu_attention.decode_attention
+
+
+def weights_dtype(config: EngineConfig) -> str:
+    """Type of the float numbers of the weights that `load` gives."""
+    return config.dtype or checkpoint.saved_dtype(config.checkpoint)
+
+
+def load_weights(
+    config: EngineConfig, card: ModelCard, mesh: Mesh, rules: ShardingRules, dtype: str, progress: Progress
+) -> Params:
+    """The weights on the mesh as they lie in the checkpoint, or quantised one after another on their way."""
+    started = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        rate = done / MIB / max(time.monotonic() - started, 1e-3)
+        progress(f"loading {card.name}: {done // MIB:,} of {total // MIB:,} MiB, {rate:,.0f} MiB/s")
+
+    quantization = choose_quantization(config.quantize, card.quantization)
+    abstract = abstract_params(card.config, mesh, rules, dtype, quantization)
+    progress(f"loading {card.name}: checking files")
+    if quantization is None and is_one_cpu(mesh) and dtype in packed.DTYPES:
+        packed.register(dtype)
+        return pack_onto(checkpoint.load_leaves(config.checkpoint, abstract, on_progress=report), card.config)
+    if quantization is None or card.quantization is not None:
+        weights = checkpoint.load(config.checkpoint, abstract, on_progress=report)
+    else:
+        floats = abstract_params(card.config, mesh, rules, checkpoint.saved_dtype(config.checkpoint))
+        leaves = checkpoint.load_leaves(config.checkpoint, floats, on_progress=report)
+        weights = quantize_onto(abstract, leaves, card.config, quantization)
+    if str(quantization) == "int8" and is_one_cpu(mesh):
+        packed.register("int8")
+        return pack_int8(weights, card.config)
+    return weights
+
+
+def is_one_cpu(mesh: Mesh) -> bool:
+    """Where the CPU's kernels run: they see whole arrays only."""
+    return bool(mesh.size == 1 and mesh.devices.flat[0].platform == "cpu")
+
+
+def _are_packed(weights: Params) -> bool:
+    leaves = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, packed.Packed))
+    return any(isinstance(leaf, packed.Packed) for leaf in leaves)
