@@ -7,6 +7,7 @@ which is bound by arithmetic.
 """
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kv.cache import KVCache
+from model import packed
 from model.attention import UNBOUNDED, Window
 
 DTYPES = ("float32", "bfloat16")
@@ -22,7 +24,11 @@ DTYPES = ("float32", "bfloat16")
 
 @cache  # compiled code lives as long as its object
 def _handler(dtype: str) -> Any:
-    from kv.cpu_handlers import compile_handler  # Numba takes a second to import
+    from model.cpu_cache import keep_kernels  # Numba takes a second to import
+
+    package = Path(__file__).parent
+    keep_kernels(package, (*packed.SOURCES, *package.glob("cpu_*.py")))
+    from kv.cpu_handlers import compile_handler
 
     return compile_handler(dtype)
 

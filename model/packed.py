@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,9 @@ import jax.numpy as jnp
 
 DTYPES = ("float32", "bfloat16", "int8")
 """Types of weights that the kernel reads."""
+PACKAGE = Path(__file__).parent
+SOURCES = tuple(PACKAGE.glob("cpu_*.py"))
+"""What the kernel is compiled from."""
 WIDTH = 32  # that of `model.cpu_product`, which takes a second to import
 
 
@@ -40,7 +44,10 @@ class Packed:
 
 @cache  # compiled code lives as long as its object
 def _handler(dtype: str) -> Any:
-    from model.cpu_product_handlers import compile_handler  # Numba takes a second to import
+    from model.cpu_cache import keep_kernels  # Numba takes a second to import
+
+    keep_kernels(PACKAGE, SOURCES)
+    from model.cpu_product_handlers import compile_handler
 
     return compile_handler(dtype)
 

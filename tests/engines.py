@@ -127,7 +127,7 @@ def _model(config, mesh, quantize=None, seed=1):
 
 
 @cache
-def _programs(model, mesh, quantize=None, kv_dtype=None):
+def _programs(model, mesh, quantize, kv_dtype):
     config = _config(model, mesh, quantize, kv_dtype)
     return make_programs(config, _model(model, mesh, quantize), None, lambda _: None)
 
@@ -135,7 +135,7 @@ def _programs(model, mesh, quantize=None, kv_dtype=None):
 @cache
 def _checking_programs(model, mesh, drafts):
     """With one more, of the most rows, that checks guesses."""
-    programs = _programs(model, mesh)
+    programs = _programs(model, mesh, None, None)
     programs.compile((StepShape(0, programs.spec.num_slots, drafts),), lambda _: None, 1)
     return programs
 
@@ -143,7 +143,7 @@ def _checking_programs(model, mesh, drafts):
 @cache
 def _drafting_programs(config, mesh, drafts):
     """Those of `_programs`, over page arrays of their own, and one more that checks what a draft model guesses."""
-    plain, engine, model = _programs(config, mesh), _config(config, mesh), _model(config, mesh)
+    plain, engine, model = _programs(config, mesh, None, None), _config(config, mesh), _model(config, mesh)
     draft = DraftSpec(config, TILE_TOKENS, model.decode_kernel(engine))
     spec = replace(plain.spec, draft=draft)
     first, second = (make_cache(model.pages(engine.num_pages, engine)) for _ in range(2))
@@ -157,7 +157,7 @@ def _drafting_programs(config, mesh, drafts):
 
 def decode_memory():
     """What XLA says of the tiny decode program's memory, and the bytes of the page arrays."""
-    programs = _programs(CONFIG, ONE_DEVICE)
+    programs = _programs(CONFIG, ONE_DEVICE, None, None)
     return programs._compiled[StepShape(0, 4)].memory_analysis(), device_bytes(programs._cache)
 
 
