@@ -28,11 +28,13 @@ def demo_model() -> Path:
 
 
 class TogetherScheduling(LoadScopeScheduling):
-    """In two processes: tests that share compiled programs stay together, the others go by file."""
+    """In two processes: tests that share compiled programs stay together, the others go by file. The slow ones compile
+    their own."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0]
-        return "engine" if "/engine/" in path else path
+        shares = "/engine/" in path and not self.config.option.markexpr.startswith("slow")
+        return "engine" if shares else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TogetherScheduling:

@@ -103,6 +103,15 @@ def test_models_health_and_metrics(server):
     assert server.metric("vllm:num_requests_running") == 0
 
 
+def test_more_tokens_than_the_context_holds_are_cut_in_chats_and_refused_in_completions(server):
+    answer = server.client.chat.completions.create(
+        model=server.model, messages=FRANCE, temperature=0, max_tokens=100_000
+    )
+    assert "Paris" in answer.choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match="100,000"):
+        server.client.completions.create(model=server.model, prompt="Paris is", max_tokens=100_000)
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [
@@ -111,7 +120,6 @@ def test_models_health_and_metrics(server):
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"temperature": 9}, 400, "temperature"),
         ({"messages": [{"role": "user", "content": "word " * 9_000}]}, 400, "tokens"),
-        ({"messages": FRANCE, "max_tokens": 100_000}, 400, "tokens"),
     ],
     ids=str,
 )

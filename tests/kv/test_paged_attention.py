@@ -54,6 +54,7 @@ def test_a_whole_prompt_equals_dense_attention(length, size):
     np.testing.assert_allclose(out[:length], expected[:length], atol=ATOL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "softcap"), [(1, None), (130, None), (None, 0.5), (40, 0.5)])
 def test_windows_and_soft_caps_equal_dense_attention_and_pages_before_a_window_are_not_needed(window, softcap):
     """The prompt in one step, then its last token again as a decode row, with null pages before its window."""
@@ -139,6 +140,7 @@ def test_the_cache_is_updated_in_place_when_donated():
     assert memory.temp_size_in_bytes < pool_bytes / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_pages_of_one_byte_equal_dense_attention_over_what_they_mean(dtype):
     rng = np.random.default_rng(3)

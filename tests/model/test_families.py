@@ -42,6 +42,7 @@ def test_layers_apart_know_which_they_are(name, tmp_path):
     assert worst_difference(name, tmp_path, apart=True) < ATOL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "qwen3_moe"])
 def test_split_over_two_devices(name, tmp_path):
     assert worst_difference(name, tmp_path, tensor=2) < ATOL

@@ -17,6 +17,7 @@ from tests.fakes import FAKE_NAME, echo, sse_events
 from tests.podstream.processes import end_of, gateway_argv, replica_argv, running
 from tests.services import running_client, until
 
+pytestmark = pytest.mark.slow
 COMPLETIONS = "/v1/completions"
 
 

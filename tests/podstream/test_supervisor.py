@@ -20,6 +20,7 @@ from tests.podstream.processes import ENV, FAKE_REPLICA, ROOT, is_alive, running
 from tests.podstream.test_programs import until_ready
 from tests.services import until
 
+pytestmark = pytest.mark.slow
 COMPLETIONS = "/v1/completions"
 
 
