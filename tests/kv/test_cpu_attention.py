@@ -9,6 +9,7 @@ from kv import cpu_attention
 from kv.cache import KVCache
 from kv.paged_attention import PagedView, TileGroup, paged_attention
 
+pytestmark = pytest.mark.slow
 LAYERS, PAGES, H, J = 2, 500, 32, 40
 
 

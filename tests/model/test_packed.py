@@ -10,6 +10,7 @@ from model.packed import can_pack, pack, packed_product, packed_rows
 from model.quantization import WeightFormat
 from model.quantized import quantize, quantized_product, quantized_rows
 
+pytestmark = pytest.mark.slow
 FLOATS = ("float32", "bfloat16")
 TIED = (70, 40)
 STACKED = [((3, 40, 3, 5, 8), (1,)), ((3, 4, 8, 70), (1, 2)), ((3, 40, 64), (1,))]
