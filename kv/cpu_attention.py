@@ -8,7 +8,6 @@ which is bound by arithmetic.
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,22 +22,16 @@ DTYPES = ("float32", "bfloat16")
 
 
 @cache  # compiled code lives as long as its object
-def _handler(dtype: str) -> Any:
-    from model.cpu_cache import keep_kernels  # Numba takes a second to import
+def register(dtype: str) -> object:
+    """Make the kernel for pools of this type, one of `DTYPES`, known to XLA in this process."""
+    from model.cpu_cache import kept_kernels  # Numba takes a second to import
 
     package = Path(__file__).parent
-    keep_kernels(package, (*packed.SOURCES, *package.glob("cpu_*.py")))
-    from kv.cpu_handlers import compile_handler
+    with kept_kernels(package, (*packed.SOURCES, *package.glob("cpu_*.py"))):
+        from kv import cpu_handlers
+        from model import cpu_calls
 
-    return compile_handler(dtype)
-
-
-def register(dtype: str) -> None:
-    """Make the kernel for pools of this type, one of `DTYPES`, known to XLA in this process."""
-    from model import cpu_calls
-
-    handler, _ = _handler(dtype)
-    cpu_calls.register(f"podstream_decode_{dtype}", handler.address)
+        return cpu_calls.register(f"podstream_decode_{dtype}", *cpu_handlers.ENTRIES[dtype])
 
 
 def decode_attention(

@@ -1,14 +1,11 @@
 """Entries into the CPU's decode kernel: XLA's call frame becomes a job of `kv.cpu_kernel`."""
 
-from typing import Any
-
 import numpy as np
-from llvmlite import binding
-from numba import carray, cfunc, njit, types
+from numba import carray, njit
 
 from kv import cpu_kernel
 from kv.cpu_kernel import JOB_WORDS, KV_HEADS, OUT, POSITIONS, QUERIES, ROWS, work
-from model.cpu_calls import WORD, answer_metadata, argument, finish, let_go, new_job, result, wake_helpers, words
+from model.cpu_calls import answer_metadata, argument, finish, let_go, new_job, result, wake_helpers, words
 from model.cpu_simd import address_of, as_pointer
 
 _KEYS_WORTH_A_THREAD = 256  # keys of one head; to wake a thread costs about as much as so few
@@ -88,16 +85,8 @@ def _handle_bfloat16(frame):
     return 0
 
 
-def compile_handler(dtype: str) -> tuple[Any, Any]:
-    """The handler for pools of `dtype`, `float32` or `bfloat16`, with its `address`, and what must live as long as it.
-
-    Slow once, then from Numba's cache.
-    """
-    help_out, handle = {
-        "float32": (_help_float32, _handle_float32),
-        "bfloat16": (_help_bfloat16, _handle_bfloat16),
-    }[dtype]
-    task = cfunc(types.void(WORD), cache=True)(help_out)
-    binding.add_symbol(f"podstream_decode_{dtype}_task", task.address)
-    handler = cfunc(WORD(types.CPointer(WORD)), cache=True)(handle)
-    return handler, task
+ENTRIES = {
+    "float32": (_help_float32, _handle_float32),
+    "bfloat16": (_help_bfloat16, _handle_bfloat16),
+}
+"""What `model.cpu_calls.register` takes, for pools of each type of `kv.cpu_attention.DTYPES`."""

@@ -10,10 +10,13 @@ the header here, then what the kernel needs. No annotations: Numba compiles from
 """
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
-from numba import carray, njit, types
+from llvmlite import binding
+from numba import carray, cfunc, njit, types
 
 from model.cpu_simd import as_pointer, call, fetch_add
 
@@ -27,11 +30,19 @@ _free = types.ExternalFunction("free", types.void(WORD))
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
-def register(name: str, address: int) -> None:
-    """Make the handler at `address` known to XLA in this process, as the target `name` for CPUs."""
+def register(name: str, help_out: Callable[..., Any], handle: Callable[..., Any]) -> object:
+    """Compile a kernel's two entries, and make `handle` known to XLA in this process as the target `name` for CPUs.
+
+    `handle` takes a call frame, and finds by the symbol `name`_task what other threads call with a job: `help_out`.
+    Returns what must live as long as the kernel is used. Slow once, then from Numba's cache.
+    """
+    task = cfunc(types.void(WORD), cache=True)(help_out)
+    binding.add_symbol(f"{name}_task", task.address)
+    handler = cfunc(WORD(types.CPointer(WORD)), cache=True)(handle)
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    jax.ffi.register_ffi_target(name, capsule(address, None, None), platform="cpu")
+    jax.ffi.register_ffi_target(name, capsule(handler.address, None, None), platform="cpu")
+    return handler, task
 
 
 @njit(cache=True)

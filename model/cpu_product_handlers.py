@@ -1,12 +1,9 @@
 """Entries into the CPU's product kernel: XLA's call frame becomes a job of `model.cpu_product`."""
 
-from typing import Any
-
 import numpy as np
-from llvmlite import binding
-from numba import carray, cfunc, njit, types
+from numba import carray, njit
 
-from model.cpu_calls import WORD, answer_metadata, argument, finish, let_go, new_job, result, wake_helpers, words
+from model.cpu_calls import answer_metadata, argument, finish, let_go, new_job, result, wake_helpers, words
 from model.cpu_product import INPUTS, JOB_WORDS, OUT, OUTPUTS, PANELS, ROWS, WIDTH, X, work
 from model.cpu_simd import address_of, as_pointer, num_bytes
 
@@ -74,17 +71,9 @@ def _handle_int8(frame):
     return 0
 
 
-def compile_handler(dtype: str) -> tuple[Any, Any]:
-    """The handler for weights of `dtype`, one of `model.packed.DTYPES`, with its `address`, and what must live with it.
-
-    Slow once, then from Numba's cache.
-    """
-    help_out, handle = {
-        "float32": (_help_float32, _handle_float32),
-        "bfloat16": (_help_bfloat16, _handle_bfloat16),
-        "int8": (_help_int8, _handle_int8),
-    }[dtype]
-    task = cfunc(types.void(WORD), cache=True)(help_out)
-    binding.add_symbol(f"podstream_product_{dtype}_task", task.address)
-    handler = cfunc(WORD(types.CPointer(WORD)), cache=True)(handle)
-    return handler, task
+ENTRIES = {
+    "float32": (_help_float32, _handle_float32),
+    "bfloat16": (_help_bfloat16, _handle_bfloat16),
+    "int8": (_help_int8, _handle_int8),
+}
+"""What `model.cpu_calls.register` takes, for weights of each type of `model.packed.DTYPES`."""

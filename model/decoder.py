@@ -2,8 +2,9 @@
 
 Layers are stacked on a leading axis and scanned, or kept one by one. Scanned, one compiled layer body serves all
 layers, so that compile time does not grow with depth. A CPU copies each layer's slice of a stacked weight before it
-multiplies, which costs as much as the product of one row, so decode there takes layers that have their own arrays. The
-cache is carried, never passed as a scan's input or output slices: those would be copied.
+multiplies, which costs as much as the product of one row. So packed weights are not sliced, and what cannot be packed
+there is taken by decode as layers that have their own arrays. The cache is carried, never passed as a scan's input or
+output slices: those would be copied.
 """
 
 import math

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,21 +42,14 @@ class Packed:
 
 
 @cache  # compiled code lives as long as its object
-def _handler(dtype: str) -> Any:
-    from model.cpu_cache import keep_kernels  # Numba takes a second to import
-
-    keep_kernels(PACKAGE, SOURCES)
-    from model.cpu_product_handlers import compile_handler
-
-    return compile_handler(dtype)
-
-
-def register(dtype: str) -> None:
+def register(dtype: str) -> object:
     """Make the kernel for weights of this type, one of `DTYPES`, known to XLA in this process."""
-    from model import cpu_calls
+    from model.cpu_cache import kept_kernels  # Numba takes a second to import
 
-    handler, _ = _handler(dtype)
-    cpu_calls.register(f"podstream_product_{dtype}", handler.address)
+    with kept_kernels(PACKAGE, SOURCES):
+        from model import cpu_calls, cpu_product_handlers
+
+        return cpu_calls.register(f"podstream_product_{dtype}", *cpu_product_handlers.ENTRIES[dtype])
 
 
 def can_pack(weight: jax.Array | jax.ShapeDtypeStruct, inputs: Sequence[int]) -> bool:

@@ -1,5 +1,6 @@
 """Engines over a tiny random float32 model, and drivers that run requests through them step by step."""
 
+import dataclasses
 import secrets
 from dataclasses import replace
 from functools import cache
@@ -150,7 +151,7 @@ def _drafting_programs(config, mesh, drafts):
     drafting = DraftPrograms(draft, spec.mesh, spec.pages_per_slot, first, *model.forms())
     programs = Programs(spec, second, *model.forms(), drafting)
     programs.compile((StepShape(0, spec.num_slots, drafts),), lambda _: None, 2)
-    programs._compiled |= plain._compiled
+    programs._compiled = plain._compiled | programs._compiled  # its own, where others check guesses, too
     programs._all_allowed |= plain._all_allowed
     return programs
 
@@ -193,6 +194,27 @@ def counting_engine(limits, *, num_slots=4, num_pages=60, config=CONFIG, **chang
     settings = {"eos_token_ids": (), "max_seq_len": MAX_SEQ_LEN, "max_waiting": 1024, "trip_s": 0.0, **changes}
     programs = CountingPrograms(num_slots, limits.max_tiles, limits.max_trips, config)
     return Engine(programs, PagePool(num_pages + 1), limits, draw_seed=lambda bits: 0, **settings)
+
+
+def check_random_trace(engine, waiting, expected, rng, pool, written):
+    """Arrivals and aborts at random: answers are those `expected` by request id, aborted ones as far as they came.
+    `waiting` may repeat a request. `written` is what the engine's `watch` is."""
+    answers, aborted = {}, set()
+    while waiting or engine.has_work:
+        if waiting and rng.random() < 0.15:
+            asked = waiting.pop()
+            name = f"{asked.request_id} {len(waiting)}"
+            answers[name] = []
+            engine.submit(dataclasses.replace(asked, request_id=name))
+        if answers and rng.random() < 0.03 and engine.abort(name := rng.choice(list(answers))):
+            aborted.add(name)
+        for output in engine.step():
+            answers[output.request_id] += output.token_ids
+        engine.check_integrity()
+        assert not written.take() & pool.kept_pages, "a step in flight writes into a published page"
+    for name, tokens in answers.items():
+        whole = expected[name.split()[0]][0]
+        assert tokens == (whole[: len(tokens)] if name in aborted else whole)
 
 
 class WrittenPages:

@@ -22,11 +22,11 @@ def part():
 """
 USE = """
 from pathlib import Path
-from model.cpu_cache import keep_kernels
+from model.cpu_cache import kept_kernels
 here = Path({here!r})
-keep_kernels(here, here.glob("*.py"))
-from kernel import kernel
-print(kernel())
+with kept_kernels(here, here.glob("*.py")):
+    from kernel import kernel
+    print(kernel())
 """
 
 

@@ -29,7 +29,7 @@ from serving.engine.step import make_step
 from serving.errors import ConfigError, EngineFailed
 from serving.request import SamplingParams
 from sharding import checkpoint
-from tests.engines import CONFIG, WrittenPages, request, run, tiny_card, tiny_engine, tiny_params
+from tests.engines import CONFIG, WrittenPages, check_random_trace, request, run, tiny_card, tiny_engine, tiny_params
 
 V = CONFIG.vocab_size
 D = 4
@@ -82,22 +82,7 @@ def test_random_traces_under_pressure(expected, seed):
     rng = random.Random(seed)
     pool, written = PagePool(rng.randrange(44, 60) + 1), WrittenPages()
     engine = tiny_engine(drafts=D, drafter=ITSELF, trips=[1, 5][seed % 2], pool=pool, watch=written)
-    waiting, answers, aborted = sorted(requests(9) * 3, key=lambda r: r.request_id), {}, set()
-    while waiting or engine.has_work:
-        if waiting and rng.random() < 0.15:
-            asked = waiting.pop()
-            name = f"{asked.request_id} {len(waiting)}"
-            answers[name] = []
-            engine.submit(dataclasses.replace(asked, request_id=name))
-        if answers and rng.random() < 0.03 and engine.abort(name := rng.choice(list(answers))):
-            aborted.add(name)
-        for output in engine.step():
-            answers[output.request_id] += output.token_ids
-        engine.check_integrity()
-        assert not written.take() & pool.kept_pages, "a step in flight writes into a published page"
-    for name, tokens in answers.items():
-        whole = expected[name.split()[0]][0]
-        assert tokens == (whole[: len(tokens)] if name in aborted else whole)
+    check_random_trace(engine, sorted(requests(9) * 3, key=lambda r: r.request_id), expected, rng, pool, written)
     stats = engine.stats
     assert pool.num_free == pool.num_usable and stats.num_preemptions > 0 < stats.prefix_cache_hits
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 50

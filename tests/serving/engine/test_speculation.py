@@ -24,7 +24,7 @@ from serving.engine.speculation import PROBE_EVERY, Speculation, pays
 from serving.engine.trips import ENDED
 from serving.engine.verify import accept, draft_rows
 from serving.request import FinishReason, SamplingParams
-from tests.engines import CONFIG, WrittenPages, request, run, tiny_engine
+from tests.engines import CONFIG, WrittenPages, check_random_trace, request, run, tiny_engine
 from tests.sampler import DRAWS, VOCAB, assert_follows, rows, sample_all
 
 V = CONFIG.vocab_size
@@ -98,22 +98,7 @@ def test_random_traces_under_pressure(expected, seed):
     rng = random.Random(seed)
     pool, written = PagePool(rng.randrange(44, 70) + 1), WrittenPages()
     engine = tiny_engine(eos=[EOS], drafts=D, trips=[1, 5][seed % 2], pool=pool, watch=written)
-    waiting, answers, aborted = requests(9) * 3, {}, set()
-    while waiting or engine.has_work:
-        if waiting and rng.random() < 0.15:
-            asked = waiting.pop()
-            name = f"{asked.request_id} {len(waiting)}"
-            answers[name] = []
-            engine.submit(dataclasses.replace(asked, request_id=name))
-        if answers and rng.random() < 0.03 and engine.abort(name := rng.choice(list(answers))):
-            aborted.add(name)
-        for output in engine.step():
-            answers[output.request_id] += output.token_ids
-        engine.check_integrity()
-        assert not written.take() & pool.kept_pages, "a step in flight writes into a published page"
-    for name, tokens in answers.items():
-        whole = expected[name.split()[0]][0]
-        assert tokens == (whole[: len(tokens)] if name in aborted else whole)
+    check_random_trace(engine, requests(9) * 3, expected, rng, pool, written)
     assert pool.num_free == pool.num_usable and engine.stats.num_accepted_tokens > 0
 
 
