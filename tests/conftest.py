@@ -27,12 +27,17 @@ def demo_model() -> Path:
     return ensure_demo_model(home(), Console(stderr=True))
 
 
+ONE_SERVER = ("test_first_light", "test_answer_format", "test_readme")
+
+
 class TogetherScheduling(LoadScopeScheduling):
-    """In two processes: tests that share compiled programs stay together, the others go by file. The slow ones compile
-    their own."""
+    """In two processes: tests that share compiled programs or a server stay together, the others go by file. The slow
+    ones compile their own."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0]
+        if Path(path).stem in ONE_SERVER:
+            return "server"
         shares = "/engine/" in path and not self.config.option.markexpr.startswith("slow")
         return "engine" if shares else path
 

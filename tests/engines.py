@@ -4,6 +4,7 @@ import dataclasses
 import secrets
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -23,6 +24,7 @@ from serving.engine.device_arrays import FlatWeights
 from serving.engine.draft_programs import DraftPrograms
 from serving.engine.draft_step import DraftSpec
 from serving.engine.engine import Engine
+from serving.engine.executables import Executables
 from serving.engine.loaded_model import LoadedModel
 from serving.engine.plan import Limits
 from serving.engine.programs import Programs
@@ -40,6 +42,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PAGE_SIZE = 4
 MAX_SEQ_LEN = 160
 ONE_DEVICE = "data=1,tensor=1"
+KEPT = str(Path(__file__).parents[1] / "build" / "test-programs")
+"""What one process of a test run has compiled, others and the next run take: programs are known by their sources."""
 CONFIG = ModelConfig.tiny(num_heads=8, num_kv_heads=4, tie_embeddings=False)
 
 
@@ -104,6 +108,7 @@ def _config(model, mesh, quantize=None, kv_dtype=None):
         chunk_tokens=tiles * TILE_TOKENS,
         max_seq_len=MAX_SEQ_LEN,
         kv_dtype=kv_dtype,
+        compile_cache=KEPT,
     )
 
 
@@ -148,8 +153,9 @@ def _drafting_programs(config, mesh, drafts):
     draft = DraftSpec(config, TILE_TOKENS, model.decode_kernel(engine))
     spec = replace(plain.spec, draft=draft)
     first, second = (make_cache(model.pages(engine.num_pages, engine)) for _ in range(2))
-    drafting = DraftPrograms(draft, spec.mesh, spec.pages_per_slot, first, *model.forms())
-    programs = Programs(spec, second, *model.forms(), drafting)
+    kept = Executables(KEPT, spec.mesh)
+    drafting = DraftPrograms(draft, spec.mesh, spec.pages_per_slot, first, *model.forms(), kept)
+    programs = Programs(spec, second, *model.forms(), drafting, kept)
     programs.compile((StepShape(0, spec.num_slots, drafts),), lambda _: None, 2)
     programs._compiled = plain._compiled | programs._compiled  # its own, where others check guesses, too
     programs._all_allowed |= plain._all_allowed

@@ -21,6 +21,7 @@ from serving.engine.draft_check import check_draft
 from serving.engine.draft_programs import DraftPrograms
 from serving.engine.draft_step import DraftSpec
 from serving.engine.engine import Engine
+from serving.engine.executables import Executables
 from serving.engine.format_notes import format_notes
 from serving.engine.loaded_model import LoadedModel, Progress, weights_dtype
 from serving.engine.loop import EngineThread
@@ -46,7 +47,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     """
     compiles = CompileCount()
     if config.compile_cache is not None:
-        _use_compile_cache(Path(config.compile_cache))
+        _use_compile_cache(config.compile_cache)
     spec = MeshSpec.parse(config.mesh)
     card = checkpoint.read_card(config.checkpoint)
     draft_card = None if config.draft is None else checkpoint.read_card(config.draft.checkpoint)
@@ -84,16 +85,20 @@ def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel |
         max_trips=config.decode_steps,
         draft=draft_spec,
     )
-    forms, draft_forms = model.forms(), () if draft is None else draft.forms()
+    executables = Executables(config.compile_cache, spec.mesh)
+    forms = model.forms()
+    draft_forms = None if draft is None else draft.forms()
     shapes = step_shapes(config.num_slots, _max_tiles(config), config.max_drafts)
 
     def over(num_pages: int, make: Callable[[KVCache], KVCache]) -> Programs:
         """Programs over so many pages of each model, made by `make` from their abstract form."""
         drafting = None
-        if draft is not None and draft_spec is not None:
+        if draft is not None and draft_spec is not None and draft_forms is not None:
             pages = make(draft.pages(num_pages, config))
-            drafting = DraftPrograms(draft_spec, spec.mesh, spec.pages_per_slot, pages, *draft_forms)
-        return Programs(spec, make(model.pages(num_pages, config)), *forms, drafting)
+            drafting = DraftPrograms(
+                draft_spec, spec.mesh, spec.pages_per_slot, pages, *draft_forms, executables=executables
+            )
+        return Programs(spec, make(model.pages(num_pages, config)), *forms, drafting, executables)
 
     def temporaries() -> int:
         progress("compiling the largest step, to see what memory it needs")
@@ -194,8 +199,8 @@ def _device_limit(mesh: jax.sharding.Mesh) -> int | None:
     return stats.get("bytes_limit") if stats else None
 
 
-def _use_compile_cache(folder: Path) -> None:
+def _use_compile_cache(folder: str) -> None:
     """Keep compiled programs across starts; the default thresholds would leave the small ones out."""
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from model.tree import Params
+from serving.engine.executables import Executables
 
 TreeT = TypeVar("TreeT")
 
@@ -31,7 +32,7 @@ def temporary_bytes(program: jax.stages.Compiled) -> int:
     return int(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
 
 
-def compile_empty(state: TreeT) -> jax.stages.Compiled:
+def compile_empty(state: TreeT, executables: Executables) -> jax.stages.Compiled:
     """A program without arguments that gives arrays like these, filled with zeros."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
@@ -39,7 +40,8 @@ def compile_empty(state: TreeT) -> jax.stages.Compiled:
     def empty() -> TreeT:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    return jax.jit(empty, out_shardings=shardings).lower().compile()
+    abstract = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), state)
+    return executables.compiled(jax.jit(empty, out_shardings=shardings), (), "empty", str(abstract))
 
 
 def renew(state: TreeT, empty: jax.stages.Compiled) -> TreeT:

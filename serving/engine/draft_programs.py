@@ -16,6 +16,7 @@ from kv.page_table import PageTable
 from model.tree import Params
 from serving.engine.device_arrays import FlatWeights, compile_empty, renew, temporary_bytes
 from serving.engine.draft_step import CATCH_UP_TILE, DraftSpec, make_catch_up, num_tiles, pack_chunks
+from serving.engine.executables import Executables
 from serving.engine.plan import Chunk
 
 
@@ -30,9 +31,11 @@ class DraftPrograms:
         cache: KVCache,
         prefill_weights: Params,
         decode_weights: Params,
+        executables: Executables | None = None,
     ) -> None:
         """`cache` has as many pages as the served model's. The same weights twice, as `Programs` has them."""
         self.spec = spec
+        self._executables = executables or Executables(None, mesh)
         self.cache = cache
         """Donated to each call and bound anew."""
         self.weights = FlatWeights.of(decode_weights)
@@ -45,7 +48,7 @@ class DraftPrograms:
 
     def compile(self, pool: Executor) -> tuple[Future[jax.stages.Compiled], ...]:
         """Begin to compile everything; to be waited for."""
-        self._empty = pool.submit(compile_empty, self.cache)
+        self._empty = pool.submit(compile_empty, self.cache, self._executables)
         self._catch_up = {size: pool.submit(self._compile_catch_up, size) for size in self.spec.catch_ups}
         return self._empty, *self._catch_up.values()
 
@@ -70,4 +73,5 @@ class DraftPrograms:
         shape = size, self._pages_per_slot + 2 * CATCH_UP_TILE
         packed = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._whole)
         jitted = jax.jit(step, donate_argnums=1, out_shardings=shardings)
-        return jitted.lower(self._prefill_weights.leaves, self.cache, packed).compile()
+        args = self._prefill_weights.leaves, self.cache, packed
+        return self._executables.compiled(jitted, args, self.spec, size, str(self._prefill_weights.treedef))

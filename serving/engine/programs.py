@@ -14,6 +14,7 @@ from model.tree import Params
 from serving.engine.batch import StepShape
 from serving.engine.device_arrays import FlatWeights, compile_empty, renew, temporary_bytes
 from serving.engine.draft_programs import DraftPrograms
+from serving.engine.executables import Executables
 from serving.engine.masks import ALL_TOKENS, num_words
 from serving.engine.prompt_logprobs import StepLogprobs
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
@@ -30,11 +31,13 @@ class Programs:
         prefill_weights: Params,
         decode_weights: Params,
         draft: DraftPrograms | None = None,
+        executables: Executables | None = None,
     ) -> None:
         """The same weights twice, in the form that each kind of program takes them. `draft` is the model that guesses,
-        if `spec.draft` describes one."""
+        if `spec.draft` describes one. `executables` keeps programs for the next start."""
         self.spec = spec
         self.draft = draft
+        self._executables = executables or Executables(None, spec.mesh)
         self._cache = cache
         self._prefill_weights = FlatWeights.of(prefill_weights)
         self._decode_weights = FlatWeights.of(decode_weights)
@@ -67,7 +70,10 @@ class Programs:
     def compile(self, shapes: tuple[StepShape, ...], on_done: Callable[[StepShape], None], num_threads: int) -> None:
         """Compile every shape before the first request; XLA works outside the GIL, so threads help."""
         with ThreadPoolExecutor(num_threads, "compile") as pool:
-            writing, emptying = pool.submit(self._compile_write_slot), pool.submit(compile_empty, self._state)
+            writing, emptying = (
+                pool.submit(self._compile_write_slot),
+                pool.submit(compile_empty, self._state, self._executables),
+            )
             draft_is_compiled = self.draft.compile(pool) if self.draft is not None else ()
             futures = {pool.submit(self._compile_one, shape): shape for shape in shapes}
             for future in as_completed(futures):
@@ -91,7 +97,8 @@ class Programs:
         out_shardings = (whole, whole, cache_shardings, whole, whole, draft_shardings)
         jitted = jax.jit(step, donate_argnums=(1, 2, 3, 7), out_shardings=out_shardings)
         masks = jax.ShapeDtypeStruct(self.new_masks(shape.rows).shape, jnp.int32, sharding=self._whole)
-        return jitted.lower(weights.leaves, *self._state, packed, masks, draft_weights, draft_cache).compile()
+        args = weights.leaves, *self._state, packed, masks, draft_weights, draft_cache
+        return self._executables.compiled(jitted, args, self.spec, shape, str(weights.treedef), str(draft_treedef))
 
     def _draft_of(self, shape: StepShape) -> tuple[tuple[jax.Array, ...], KVCache | None]:
         """The draft model's weights and cache for the programs that guess, nothing for the others."""
@@ -105,7 +112,7 @@ class Programs:
     def _compile_write_slot(self) -> jax.stages.Compiled:
         packet = jax.ShapeDtypeStruct((PACKET,), jnp.int32, sharding=self._whole)
         jitted = jax.jit(write_slot, donate_argnums=0, out_shardings=self._whole)
-        return jitted.lower(self._slots, packet).compile()
+        return self._executables.compiled(jitted, (self._slots, packet), "write_slot")
 
     def reset(self) -> None:
         """Empty device state, in place of what a failed step has taken with it or left half written. Waits for it, and

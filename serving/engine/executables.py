@@ -1,0 +1,144 @@
+"""Executables: compiled programs kept in a folder, so that the next start neither traces nor compiles them.
+
+XLA's own cache saves compiling alone: to trace and lower a program takes several times as long as to read it.
+A program lies under a digest of all that it is made from: podstream's sources, the versions of what compiles it, the
+devices, its description and its arguments. A change of any of them finds nothing and compiles anew.
+
+A file is code that runs here: the folder must be as trustworthy as the checkpoint's.
+"""
+
+import dataclasses
+import logging
+import os
+import pickle
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+from uuid import uuid4
+
+import jax
+import llvmlite.binding
+from etils import epath
+from jax.experimental import serialize_executable
+from jax.sharding import Mesh
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("model", "sharding", "kv", "serving")
+NUM_KEPT = 8
+"""States of sources, versions and devices whose programs are kept."""
+COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64")
+"""What JAX and its compilers read from the environment."""
+_SUM_BYTES = 32
+
+
+class Executables:
+    """The programs of one folder; without one, everything is compiled."""
+
+    def __init__(self, folder: str | None, mesh: Mesh) -> None:
+        self._devices = tuple(mesh.devices.flat)
+        self._folder = None if folder is None else epath.Path(folder) / "programs" / _surroundings(self._devices)
+        if self._folder is not None and not self._folder.exists():
+            _make_room(self._folder)
+
+    def compiled(self, jitted: Any, args: tuple[Any, ...], *described: object) -> jax.stages.Compiled:
+        """`jitted.lower(*args).compile()`, or what it gave once. `args` are arrays or abstract ones; `described` is
+        everything else that the program depends on."""
+        if self._folder is None:
+            return _compile(jitted, args)
+        leaves, treedef = jax.tree.flatten(args)
+        about = (f"{leaf.shape}{leaf.dtype}{leaf.sharding}" for leaf in leaves)
+        path = self._folder / _digest(describe(described), str(treedef), *about)
+        program = _load(path, self._devices)
+        if program is None:
+            program = _compile(jitted, args)
+            _save(path, program)
+        return program
+
+
+def describe(value: object) -> str:
+    """A text that is the same in every process for values that make the same program."""
+    if isinstance(value, Mesh):
+        return f"Mesh{dict(value.shape)}"
+    if dataclasses.is_dataclass(value):
+        parts = [f"{field.name}={describe(getattr(value, field.name))}" for field in dataclasses.fields(value)]
+        return f"{type(value).__name__}({','.join(parts)})"
+    if isinstance(value, tuple):
+        return f"({','.join(map(describe, value))})"
+    if isinstance(value, FunctionType):  # its own text has an address
+        return f"{value.__module__}.{value.__qualname__}"
+    return repr(value)
+
+
+def _compile(jitted: Any, args: tuple[Any, ...]) -> jax.stages.Compiled:
+    program: jax.stages.Compiled = jitted.lower(*args).compile()
+    return program
+
+
+def _load(path: epath.Path, devices: tuple[jax.Device, ...]) -> jax.stages.Compiled | None:
+    """None where there is no file, or one that is damaged: then it is written anew."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("cannot read the kept program %s (%s); compiling it.", path, error)
+        return None
+    body = data[_SUM_BYTES:]
+    if sha256(body).digest() != data[:_SUM_BYTES]:
+        logger.warning("the kept program %s is damaged; compiling it anew.", path)
+        return None
+    payload, in_tree, out_tree = pickle.loads(body)
+    program: jax.stages.Compiled = serialize_executable.deserialize_and_load(
+        payload, in_tree, out_tree, execution_devices=devices
+    )
+    return program
+
+
+def _save(path: epath.Path, program: jax.stages.Compiled) -> None:
+    """Whole or not at all. What cannot be kept is compiled again at the next start, and that is said."""
+    partial = path.parent / f"{path.name}.{uuid4().hex}"
+    try:
+        body = pickle.dumps(serialize_executable.serialize(program))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(sha256(body).digest() + body)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):  # where it could not be written it need not be there
+            partial.unlink()
+        logger.warning("cannot keep a compiled program in %s (%s); the next start compiles it again.", path, error)
+
+
+def _make_room(folder: epath.Path) -> None:
+    """Programs of other sources, versions or devices are seldom wanted again."""
+    try:
+        others = sorted(folder.parent.iterdir(), key=lambda other: other.stat().mtime)
+        for old in others[: max(len(others) + 1 - NUM_KEPT, 0)]:
+            old.rmtree()
+    except OSError:
+        return  # nothing there yet, or another process makes room, too; what prevents saving is said then
+
+
+def _surroundings(devices: tuple[jax.Device, ...]) -> str:
+    """What all programs of a process depend on."""
+    client = devices[0].client
+    versions = (f"{name} {version(name)}" for name in ("jax", "jaxlib", "numpy"))
+    flags = (os.environ.get(name, "") for name in COMPILER_FLAGS)
+    cpu = llvmlite.binding.get_host_cpu_features().flatten() if client.platform == "cpu" else ""
+    kinds = (f"{device.id}{device.device_kind}" for device in devices)
+    return _digest(_sources(), *versions, client.platform_version, *kinds, *flags, cpu)
+
+
+@cache
+def _sources() -> str:
+    root = Path(__file__).parents[2]
+    files = sorted(path for name in PACKAGES for path in (root / name).rglob("*.py"))
+    return _digest(*(f"{path.relative_to(root)}\0{path.read_text()}" for path in files))
+
+
+def _digest(*texts: str) -> str:
+    return sha256("\0".join(texts).encode()).hexdigest()[:32]
