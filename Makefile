@@ -31,14 +31,14 @@ serve: $(VENV)/.installed
 chat: $(VENV)/.installed
 	@$(BIN)/podstream chat --url http://127.0.0.1:$(PORT)
 
-# In two processes, shared out by tests/conftest.py; those that time themselves or fill the machine have it to themselves.
+# In two processes, shared out by tests/conftest.py.
 BOTH = $(BIN)/pytest -n 2 --dist loadscope
 FAST = $(BOTH) -m "not (e2e or slow)"
 
 test: $(VENV)/.installed-dev
 	$(FAST)
 	$(BOTH) -m "slow and not e2e"
-	$(BIN)/pytest -m e2e
+	$(BOTH) -m e2e
 
 test-fast: $(VENV)/.installed-dev
 	$(FAST)

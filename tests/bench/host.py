@@ -19,6 +19,8 @@ PAGE_SIZE, CONTEXT, MAX_TILES, TILE_TOKENS = 16, 2_048, 8, 32
 class NullPrograms:
     """Stands where `Programs` stands: the same shapes and the same packed upload, but nothing is computed."""
 
+    draft = None
+
     def __init__(self, num_slots: int) -> None:
         self.spec = StepSpec(ModelConfig.tiny(), None, num_slots, CONTEXT // PAGE_SIZE, TILE_TOKENS)  # type: ignore[arg-type]
         self.shapes = step_shapes(num_slots, MAX_TILES)

@@ -104,8 +104,11 @@ def serving(path, compile_cache, *flags):
 
 
 @pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("compiled")
+def compile_cache(tmp_path_factory, worker_id):
+    """One for all processes of a test run."""
+    if worker_id == "master":
+        return tmp_path_factory.mktemp("compiled")
+    return tmp_path_factory.getbasetemp().parent / "compiled"
 
 
 @pytest.fixture(scope="session")
