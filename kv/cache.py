@@ -18,8 +18,8 @@ from model.config import ModelConfig
 from sharding.rules import ShardingRules
 
 _AXES = (axes.LAYERS, None, axes.KV_HEADS, None, None)
-_DTYPES = {"fp8": "float8_e4m3fn"}  # all others are called as NumPy calls them
-_SCALE_DTYPE = "bfloat16"  # numbers are rounded after their scale is, so that its rounding adds no error
+_STORED = {"fp8": "float8_e4m3fn"}  # all others are called as NumPy calls them
+SCALE_DTYPE = "bfloat16"  # numbers are rounded after their scale is, so that its rounding adds no error
 _LEAST_SCALE = 2.0**-126  # what is smaller may be flushed to 0, which nothing can be divided by
 _MOST_FP8 = 448.0  # beyond it a cast gives NaN
 
@@ -35,6 +35,11 @@ class KVCache:
     v_scale_LPKG: jax.Array | None = None
     widened: str | None = field(default=None, metadata={"static": True})
     """Type that keys and values of one byte are multiplied in; wider ones are multiplied as they lie."""
+
+    @property
+    def num_pages(self) -> int:
+        """The null page included."""
+        return int(self.v_LPKGH.shape[1])
 
     @property
     def page_size(self) -> int:
@@ -67,13 +72,18 @@ class KVCache:
 def encode(x_TKH: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
     """Finite numbers as pages of this type hold them, and for int8 their scales, bfloat16[T, K]."""
     if dtype == jnp.int8:
-        scale_TK = (jnp.max(jnp.abs(x_TKH), axis=-1) / 127).astype(_SCALE_DTYPE)
+        scale_TK = (jnp.max(jnp.abs(x_TKH), axis=-1) / 127).astype(SCALE_DTYPE)
         scale_TK = jnp.where(scale_TK > _LEAST_SCALE, scale_TK, jnp.ones_like(scale_TK))
         numbers_TKH = jnp.round(x_TKH / scale_TK.astype(jnp.float32)[..., None])
         return jnp.clip(numbers_TKH, -127, 127).astype(dtype), scale_TK
     if dtype == jnp.float8_e4m3fn:
         x_TKH = jnp.clip(x_TKH, -_MOST_FP8, _MOST_FP8)
     return x_TKH.astype(dtype), None
+
+
+def stored_dtype(name: str) -> jnp.dtype:
+    """Of pages: float32, bfloat16, int8 or fp8."""
+    return jnp.dtype(_STORED.get(name, name))
 
 
 def abstract_cache(
@@ -91,15 +101,15 @@ def abstract_cache(
     """
     L, K, H = config.num_layers, config.num_kv_heads, config.head_dim
 
-    def describe(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+    def describe(shape: tuple[int, ...], dtype: jnp.dtype | str) -> jax.ShapeDtypeStruct:
         # any axis that is never split
         whole = [axes.HEAD_DIM if name is None else name for name in _AXES[: len(shape)]]
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rules.sharding(mesh, whole))
 
-    stored = _DTYPES.get(dtype, dtype)
+    stored = stored_dtype(dtype)
     k, v = (describe(shape, stored) for shape in ((L, num_pages, K, H, page_size), (L, num_pages, K, page_size, H)))
-    scale = describe((L, num_pages, K, page_size), _SCALE_DTYPE) if dtype == "int8" else None
-    return KVCache(k, v, scale, scale, widened if jnp.dtype(stored).itemsize == 1 else None)  # type: ignore[arg-type]
+    scale = describe((L, num_pages, K, page_size), SCALE_DTYPE) if dtype == "int8" else None
+    return KVCache(k, v, scale, scale, widened if stored.itemsize == 1 else None)  # type: ignore[arg-type]
 
 
 def make_cache(abstract: KVCache) -> KVCache:

@@ -55,6 +55,7 @@ def serve(
     dtype: opt.Dtype = _ENGINE.dtype,
     quantize: opt.Quantize = _ENGINE.quantize,
     kv_dtype: opt.KvDtype = _ENGINE.kv_dtype,
+    attention: opt.Attention = _ENGINE.attention,
     slots: opt.Slots = _ENGINE.num_slots,
     page_size: opt.PageSize = _ENGINE.page_size,
     pages: opt.Pages = _ENGINE.num_pages,
@@ -85,7 +86,7 @@ def serve(
     crash_folder = crash_folder or str(home() / "crashes")
     engine = EngineConfig(
         path or "", name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, speculate,
+        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
         tool_dialect, reasoning,
     )  # fmt: skip
     gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
@@ -101,6 +102,7 @@ def replica(
     dtype: opt.Dtype = _ENGINE.dtype,
     quantize: opt.Quantize = _ENGINE.quantize,
     kv_dtype: opt.KvDtype = _ENGINE.kv_dtype,
+    attention: opt.Attention = _ENGINE.attention,
     slots: opt.Slots = _ENGINE.num_slots,
     page_size: opt.PageSize = _ENGINE.page_size,
     pages: opt.Pages = _ENGINE.num_pages,
@@ -124,7 +126,7 @@ def replica(
 
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, speculate,
+        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
         tool_dialect, reasoning,
     )  # fmt: skip
     run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)

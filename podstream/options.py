@@ -32,6 +32,9 @@ KvDtype = Annotated[
     str | None,
     typer.Option("--kv-dtype", help="Cached keys and values as float32, bfloat16, int8 or fp8; default: as --dtype."),
 ]
+Attention = Annotated[
+    str | None, typer.Option("--attention", help="Form of paged attention: xla or cpu; default: by the devices.")
+]
 Slots = Annotated[int, typer.Option("--slots", help="Requests that decode at once.")]
 PageSize = Annotated[int, typer.Option("--page-size", help="Tokens in a KV page.")]
 Pages = Annotated[int | None, typer.Option("--pages", help="KV pages; default: what memory allows.")]
@@ -103,6 +106,7 @@ _ENGINE_FLAGS = {
     "decode_steps": "--decode-steps",
     "quantize": "--quantize",
     "kv_dtype": "--kv-dtype",
+    "attention": "--attention",
     "speculate": "--speculate",
     "tool_dialect": "--tool-dialect",
     "reasoning": "--reasoning",

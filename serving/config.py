@@ -17,6 +17,7 @@ MAX_BODY_BYTES = 32 * MIB  # a body travels to the replica in one gRPC message o
 UNIX_PREFIX = "unix:"
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
+ATTENTIONS = ("xla", "cpu")
 NGRAM, DRAFT = "ngram:", "draft:"
 MAX_DRAFTS = 15  # a tile of 16 queries
 
@@ -60,6 +61,8 @@ class EngineConfig:
     """How weights lie on the device, as `model.quantization` reads it; None keeps the checkpoint's way."""
     kv_dtype: str | None = None
     """Type of cached keys and values, one of `KV_DTYPES`; None takes that of the weights' floats."""
+    attention: str | None = None
+    """Form of paged attention, one of `ATTENTIONS`; None takes the fastest for the devices. See `kv.backends`."""
     speculate: str | None = None
     """`ngram:D` guesses up to D next tokens of a sequence from its own text, `draft:PATH:D` with the model of another
     checkpoint; they are checked in one call."""
@@ -85,6 +88,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("kv dtype", self.kv_dtype, KV_DTYPES)
+        _check_choice("attention", self.attention, ATTENTIONS)
         _check_choice("tool dialect", self.tool_dialect, tuple(ToolDialect))
         if self.quantize is not None:
             Quantization.parse(self.quantize)

@@ -150,7 +150,7 @@ def _checking_programs(model, mesh, drafts):
 def _drafting_programs(config, mesh, drafts):
     """Those of `_programs`, over page arrays of their own, and one more that checks what a draft model guesses."""
     plain, engine, model = _programs(config, mesh, None, None), _config(config, mesh), _model(config, mesh)
-    draft = DraftSpec(config, TILE_TOKENS, model.decode_kernel(engine))
+    draft = DraftSpec(config, TILE_TOKENS, model.attention(engine).attention)
     spec = replace(plain.spec, draft=draft)
     first, second = (make_cache(model.pages(engine.num_pages, engine)) for _ in range(2))
     kept = Executables(KEPT, spec.mesh)

@@ -74,14 +74,14 @@ def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel |
     that guesses, if one does."""
     draft_spec = None
     if draft is not None:
-        draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, draft.decode_kernel(config))
+        draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, draft.attention(config).attention)
     spec = StepSpec(
         config=model.card.config,
         mesh=model.mesh,
         num_slots=config.num_slots,
         pages_per_slot=pages_for(_max_seq_len(config, model.card), config.page_size),
         tile_tokens=TILE_TOKENS,
-        decode_kernel=model.decode_kernel(config),
+        attention=model.attention(config).attention,
         max_trips=config.decode_steps,
         draft=draft_spec,
     )

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from kv.backends import PagedAttention
 from kv.cache import KVCache
 from kv.page_table import PageTable, pages_for
-from kv.paged_attention import DecodeKernel, PagedView, TileGroup, paged_attention
+from kv.paged_attention import PagedView, TileGroup, paged_attention
 from model.config import ModelConfig
 from model.decoder import Decoder
 from serving.engine.batch import NOTHING, powers_of_two
@@ -40,7 +41,7 @@ class DraftSpec:
     config: ModelConfig
     max_tokens: int
     """Tokens that one call may read."""
-    decode_kernel: DecodeKernel | None = None
+    attention: PagedAttention = paged_attention
 
     @property
     def max_tiles(self) -> int:
@@ -76,7 +77,7 @@ def guess(
     def one_pass(i: jax.Array, carry: tuple[KVCache, jax.Array, jax.Array]) -> tuple[KVCache, jax.Array, jax.Array]:
         cache, newest_R, guesses_DR = carry
         at_R = jnp.where((newest_R >= 0) & (i <= num_wanted_R) & (num_wanted_R > 0), position_R + i, NOTHING)
-        attend = paged_attention(PagedView((TileGroup(pages_RJ, at_R[:, None]),)), spec.decode_kernel)
+        attend = spec.attention(PagedView((TileGroup(pages_RJ, at_R[:, None]),)))
         x_RD, cache = decoder.hidden(jnp.maximum(newest_R, 0), jnp.maximum(at_R, 0), attend, cache)
 
         def choose() -> jax.Array:
@@ -99,7 +100,7 @@ def make_catch_up(spec: DraftSpec, treedef: Any, pages_per_slot: int) -> CatchUp
     def catch_up(weights: tuple[jax.Array, ...], cache: KVCache, packed: jax.Array) -> KVCache:
         pages_SJ, tokens_SQ, positions_SQ = packed[:, :J], packed[:, J : J + Q], packed[:, J + Q :]
         decoder = bind(spec.config, jax.tree.unflatten(treedef, weights))
-        attend = paged_attention(PagedView((TileGroup(pages_SJ, positions_SQ),)))
+        attend = spec.attention(PagedView((TileGroup(pages_SJ, positions_SQ),)))
         _, cache = decoder.hidden(tokens_SQ.reshape(-1), jnp.maximum(positions_SQ, 0).reshape(-1), attend, cache)
         return cache
 

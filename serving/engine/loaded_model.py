@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from kv import cpu_attention
-from kv.cache import KVCache, abstract_cache
-from kv.paged_attention import DecodeKernel
+from kv.backends import AttentionBackend, choose_attention, make_backend
+from kv.cache import KVCache
 from model import packed
 from model.card import ModelCard
 from model.quantization import choose_quantization
@@ -58,9 +57,8 @@ class LoadedModel:
 
     def pages(self, count: int, config: EngineConfig) -> KVCache:
         """Abstract arrays of so many KV pages and the null page."""
-        kv_dtype = self.kv_dtype(config)
         shape = count + 1, config.page_size
-        return abstract_cache(self.card.config, *shape, kv_dtype, self.mesh, self.rules, widened=self.dtype)
+        return self.attention(config).abstract_cache(self.card.config, *shape, self.kv_dtype(config), self.dtype)
 
     def page_bytes(self, config: EngineConfig) -> int:
         """Of one page, on one device."""
@@ -79,12 +77,10 @@ class LoadedModel:
         is_small = any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(self.weights["layers"]))
         return (apart if is_small else self.weights), apart
 
-    def decode_kernel(self, config: EngineConfig) -> DecodeKernel | None:
-        dtype = self.kv_dtype(config)
-        if not is_one_cpu(self.mesh) or dtype not in cpu_attention.DTYPES:
-            return None
-        cpu_attention.register(dtype)
-        return cpu_attention.decode_attention
+    def attention(self, config: EngineConfig) -> AttentionBackend:
+        kv_dtype = self.kv_dtype(config)
+        name = config.attention or choose_attention(self.mesh.devices.flat[0].platform, self.mesh.size, kv_dtype)
+        return make_backend(name, kv_dtype, self.mesh, self.rules)
 
 
 def weights_dtype(config: EngineConfig) -> str:

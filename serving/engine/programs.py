@@ -57,7 +57,7 @@ class Programs:
     @property
     def num_pages(self) -> int:
         """Pages in the cache, the null page included."""
-        return int(self._cache.v_LPKGH.shape[1])
+        return self._cache.num_pages
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:

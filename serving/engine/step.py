@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from kv.backends import PagedAttention
 from kv.cache import KVCache
-from kv.paged_attention import DecodeKernel, PagedView, TileGroup, paged_attention
+from kv.paged_attention import PagedView, TileGroup, paged_attention
 from model.config import ModelConfig
 from model.decoder import Decoder
 from serving.engine.batch import NOT_FINITE, NOTHING, ROW_FIELDS, BatchLayout, StepShape
@@ -41,7 +42,7 @@ class StepSpec:
     num_slots: int
     pages_per_slot: int
     tile_tokens: int
-    decode_kernel: DecodeKernel | None = None
+    attention: PagedAttention = paged_attention
     max_trips: int = 1
     """Tokens that one decode call can give a row."""
     draft: DraftSpec | None = None
@@ -87,7 +88,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
                 groups.append(TileGroup(pages_RJ[tile_rows_S1[:, 0]], positions_SQ))
                 tokens_T = jnp.concatenate([tokens_T, tokens_SQ.reshape(-1)])
                 positions_T = jnp.concatenate([positions_T, positions_SQ.reshape(-1)])
-            attend = paged_attention(PagedView(tuple(groups)), spec.decode_kernel)
+            attend = spec.attention(PagedView(tuple(groups)))
             rows_R = jnp.maximum(sample_at_R, 0)
             x_TD, cache = decoder.hidden(tokens_T, jnp.maximum(positions_T, 0), attend, state.cache)
             logits_RV = decoder.logits(x_TD[rows_R])
@@ -109,7 +110,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
             known_RQ = jnp.concatenate([state.newest_R[:, None], drafts_RD], axis=1)
             R, Q = known_RQ.shape
             at_RQ = jnp.where(is_sampled_R[:, None] & (known_RQ >= 0), position_R[:, None] + jnp.arange(Q), NOTHING)
-            attend = paged_attention(PagedView((TileGroup(pages_RJ, at_RQ),)), spec.decode_kernel)
+            attend = spec.attention(PagedView((TileGroup(pages_RJ, at_RQ),)))
             tokens_T, positions_T = jnp.maximum(known_RQ, 0).reshape(-1), jnp.maximum(at_RQ, 0).reshape(-1)
             x_TD, cache = decoder.hidden(tokens_T, positions_T, attend, state.cache)
             logits_TV = decoder.logits(x_TD)
