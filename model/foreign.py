@@ -17,6 +17,8 @@ from model.errors import CheckpointError
 from model.keys import Key
 
 Array = npt.NDArray[Any]
+Region = tuple[slice, ...]
+"""One slice for each axis, with a start and a stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,12 @@ class LazyTensor:
     shape: tuple[int, ...]
     read: Callable[[], Array]
     """Numbers as float32, bfloat16 or float16, in `shape`. Raises CheckpointError when the file is cut or corrupt."""
+    read_region: Callable[[Region], Array] | None = None
+    """The same for a region, where the format lets one be read without the rest."""
+
+    def region(self, region: Region) -> Array:
+        """Read at least what lies in `region`, and return that."""
+        return self.read()[region] if self.read_region is None else self.read_region(region)
 
 
 @dataclass(frozen=True, slots=True)

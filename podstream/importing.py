@@ -20,18 +20,43 @@ Report = Callable[[int, int], None]
 
 
 def import_model(
-    src: str, dst: str, *, dtype: str | None, quantize: str | None = None, name: str | None, console: Console
+    src: str,
+    dst: str,
+    *,
+    dtype: str | None,
+    quantize: str | None = None,
+    name: str | None,
+    console: Console,
+    model_files: str | None = None,
+    keys: str | None = None,
 ) -> None:
     """Make the checkpoint `dst` (a path or URL that must not exist) of the model that `src` means.
 
     `src` is what `model.sources` understands. `dtype` is `float32` or `bfloat16`, None keeps the source's.
     `quantize` is what `model.quantization` reads, None leaves the weights floats. `name` is what clients will call the
-    model, None takes the source's. Fetched files are kept in podstream's home.
+    model, None takes the source's. `model_files` and `keys` are those of `sharding.foreign.open_foreign`. Fetched files
+    are kept in podstream's home.
 
     Raises SourceUnavailable, CheckpointError, UnsupportedModel or QuantizationError; then nothing is left that could be
     mistaken for a complete checkpoint.
     """
-    _import(src, dst, dtype, quantize, name, default_home(), console)
+    _import(src, dst, dtype, quantize, name, default_home(), console, model_files=model_files, keys=keys)
+
+
+def seal(path: str) -> None:
+    """Write a manifest of the checkpoint at `path`, of any format, which is checked whenever it is served or imported.
+
+    Raises CheckpointError when there is no folder, or it has one that its files do not fit.
+    """
+    from sharding import checkpoint
+    from sharding.manifest import NAME, Manifest
+
+    root = checkpoint.absolute(path)
+    if not root.is_dir():
+        raise CheckpointError(f"there is no folder at {root}.")
+    if (root / NAME).exists():
+        Manifest.read(root).verify(root)
+    Manifest.of(root).write(root)
 
 
 def ensure_demo_model(home: Path, console: Console) -> Path:
@@ -57,6 +82,8 @@ def _import(
     console: Console,
     *,
     alone: bool = False,
+    model_files: str | None = None,
+    keys: str | None = None,
 ) -> None:
     """`alone` says that nobody else can be writing `dst`, so that the rests of killed processes may be removed."""
     # These bring JAX and the hub's client, which a start with a model at hand should not wait for.
@@ -65,6 +92,7 @@ def _import(
     from model.quantization import Quantization
     from model.sources import find_source
     from sharding import checkpoint
+    from sharding.foreign import open_foreign
     from sharding.quantize import quantize_leaves
 
     if "://" not in dst and Path(dst).exists():  # said before anything is fetched; the save checks again
@@ -77,7 +105,7 @@ def _import(
             source = find_source(src, home / "downloads", environment(), report)
         if source.terms is not None:
             console.print(source.terms)
-        model = source.open()
+        model = open_foreign(checkpoint.absolute(source.path), model_files, keys)
         saved = None if format_ is None else str(format_)
         card = ModelCard(name or source.name, model.config, model.text, model.generation, source.label, saved)
         with _bar(bars, f"convert {card.name}") as report:

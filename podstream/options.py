@@ -80,6 +80,22 @@ Reasoning = Annotated[
     bool | None,
     typer.Option("--reasoning/--no-reasoning", help="Split <think> from answers; default: by the chat template."),
 ]
+ModelFiles = Annotated[
+    str | None,
+    typer.Option(
+        "--model-files",
+        metavar="FOLDER",
+        help="Folder with config.json and tokenizer of a training checkpoint; default: beside it.",
+    ),
+]
+Keys = Annotated[
+    str | None,
+    typer.Option(
+        "--keys",
+        metavar="FILE",
+        help="TOML file that says where a training checkpoint's tensors go; default: podstream.toml beside it.",
+    ),
+]
 MaxQueued = Annotated[int, typer.Option("--max-queued", help="Answers in flight; one more gets 429.")]
 MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
 DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
@@ -110,6 +126,8 @@ _ENGINE_FLAGS = {
     "speculate": "--speculate",
     "tool_dialect": "--tool-dialect",
     "reasoning": "--reasoning",
+    "model_files": "--model-files",
+    "keys": "--keys",
 }
 _REPLICA_FLAGS = {"address": "--listen", "drain_s": "--drain-s"}
 _GATEWAY_FLAGS = {

@@ -27,7 +27,7 @@ class EngineConfig:
     """One model on one slice: what `build_engine` needs."""
 
     checkpoint: str
-    """Path or URL of a podstream (Orbax) checkpoint."""
+    """Path or URL of a checkpoint, as `sharding.stored_model` reads it."""
     name: str | None = None
     """Name under which clients ask for the model; None takes the checkpoint's own."""
     mesh: str = "data=1,tensor=1"
@@ -70,6 +70,10 @@ class EngineConfig:
     """How the model writes calls of tools, a `serving.dialect.ToolDialect`; None tells by its chat template."""
     reasoning: bool | None = None
     """Whether answers may begin with thoughts in <think>; None tells by the chat template."""
+    model_files: str | None = None
+    """Folder with config.json and tokenizer of a checkpoint that a training run left; None looks beside it."""
+    keys: str | None = None
+    """File that says where the tensors of such a checkpoint go (`model.key_table`); None looks beside it."""
 
     @property
     def max_drafts(self) -> int:
@@ -83,7 +87,7 @@ class EngineConfig:
         if self.speculate is None or not self.speculate.startswith(DRAFT):
             return None
         path = self.speculate.removeprefix(DRAFT).rpartition(":")[0]
-        return replace(self, checkpoint=path, speculate=None, quantize=None)
+        return replace(self, checkpoint=path, speculate=None, quantize=None, model_files=None, keys=None)
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)

@@ -17,7 +17,7 @@ from orbax.checkpoint import v1 as ocp
 
 from model.card import ModelCard
 from model.errors import CheckpointError
-from model.tree import Names, Params, names_of, put
+from model.tree import Names, Params, as_tree, names_of, put
 from sharding.manifest import NAME as MANIFEST_NAME
 from sharding.manifest import Manifest
 from sharding.sizes import array_bytes
@@ -27,6 +27,7 @@ Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
 CARD_KEY = "podstream"
+ORBAX_V1 = "orbax.checkpoint"  # a file at the root of what its v1 writes
 # Small chunks keep the transient copy of a chunk small and let each host read only its own shards.
 CHUNK_BYTES = 4 << 20
 READ_SLACK_BYTES = 64 << 20
@@ -46,7 +47,7 @@ def save_leaves(path: PathLike, leaves: Iterable[tuple[Names, Any]], card: Model
 
     Called by one process. Raises CheckpointError when something is at `path` already.
     """
-    root = _absolute(path)
+    root = absolute(path)
     if root.exists():
         raise CheckpointError(f"{root} exists already; remove it or choose another path.")
     metadata = {CARD_KEY: card.to_json()}
@@ -90,9 +91,19 @@ def _save_at_once(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadat
 
 def remove_unfinished(path: PathLike) -> None:
     """Remove what killed saves to the local `path` left; only for who knows that nobody is saving there."""
-    root = _absolute(path)
+    root = absolute(path)
     for rest in root.parent.glob(f"{_scratch_prefix(root)}*"):
         rest.rmtree()
+
+
+def is_ours(root: epath.Path) -> bool:
+    """Whether there is a checkpoint that podstream wrote, be it damaged."""
+    if not (root / ORBAX_V1).exists():
+        return False
+    try:
+        return CARD_KEY in (ocp.metadata(root).custom_metadata or {})
+    except (ValueError, LookupError, TypeError, AttributeError, OSError):
+        return (root / MANIFEST_NAME).exists()
 
 
 def read_card(path: PathLike) -> ModelCard:
@@ -100,12 +111,12 @@ def read_card(path: PathLike) -> ModelCard:
 
     Raises CheckpointError when `path` is missing, incomplete, or not a podstream checkpoint.
     """
-    return ModelCard.from_json(_metadata(_absolute(path)).custom_metadata[CARD_KEY])
+    return ModelCard.from_json(_metadata(absolute(path)).custom_metadata[CARD_KEY])
 
 
 def saved_dtype(path: PathLike) -> str:
     """Type of the saved float numbers, which is one for all of them: `float32` or `bfloat16`."""
-    dtypes = [leaf.dtype for leaf in jax.tree.leaves(_metadata(_absolute(path)).metadata)]
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(_metadata(absolute(path)).metadata)]
     return str(next(dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)))
 
 
@@ -114,10 +125,7 @@ def load(path: PathLike, abstract: Params, *, on_progress: Progress | None = Non
 
     See `load_leaves`, whose leaves these are.
     """
-    params: Params = {}
-    for names, array in load_leaves(path, abstract, on_progress=on_progress, verify=verify):
-        put(params, names, array)
-    return params
+    return as_tree(load_leaves(path, abstract, on_progress=on_progress, verify=verify))
 
 
 def load_leaves(
@@ -130,7 +138,7 @@ def load_leaves(
 
     Raises CheckpointError when the checkpoint is missing, incomplete, corrupt, or does not fit `abstract`.
     """
-    root = _absolute(path)
+    root = absolute(path)
     if verify and (root / MANIFEST_NAME).exists():  # a missing one is told below, with its likely reason
         Manifest.read(root).verify(root)
     _check_fit(root, _metadata(root).metadata, abstract)
@@ -143,7 +151,7 @@ def load_leaves(
             on_progress(done, total)
 
 
-def _absolute(path: PathLike) -> epath.Path:
+def absolute(path: PathLike) -> epath.Path:
     text = os.fspath(path)
     return epath.Path(text if "://" in text else os.path.abspath(text))  # noqa: PTH100 - no symbolic links followed
 

@@ -23,16 +23,16 @@ from serving.engine.draft_step import DraftSpec
 from serving.engine.engine import Engine
 from serving.engine.executables import Executables
 from serving.engine.format_notes import format_notes
-from serving.engine.loaded_model import LoadedModel, Progress, weights_dtype
+from serving.engine.loaded_model import LoadedModel, Progress
 from serving.engine.loop import EngineThread
 from serving.engine.memory import Needs, plan_memory
 from serving.engine.plan import Limits
 from serving.engine.programs import Programs
 from serving.engine.step import StepSpec
 from serving.errors import ConfigError
-from sharding import checkpoint
 from sharding.mesh import make_mesh
 from sharding.spec import MeshSpec
+from sharding.stored_model import StoredModel
 
 logger = logging.getLogger(__name__)
 
@@ -49,20 +49,21 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     if config.compile_cache is not None:
         _use_compile_cache(config.compile_cache)
     spec = MeshSpec.parse(config.mesh)
-    card = checkpoint.read_card(config.checkpoint)
-    draft_card = None if config.draft is None else checkpoint.read_card(config.draft.checkpoint)
-    if draft_card is not None:
-        check_draft(draft_card, card, _max_seq_len(config, card))
+    stored = StoredModel.open(config.checkpoint, config.model_files, config.keys)
+    card = stored.card
+    stored_draft = None if config.draft is None else StoredModel.open(config.draft.checkpoint)
+    if stored_draft is not None:
+        check_draft(stored_draft.card, card, _max_seq_len(config, card))
     mesh = make_mesh(spec)
-    dtype = weights_dtype(config)
+    dtype = config.dtype or stored.dtype
     quantization = choose_quantization(config.quantize, card.quantization)
     platform = mesh.devices.flat[0].platform
     for note in format_notes(platform, quantization, config.kv_dtype or dtype, dtype, card.config.num_experts):
         logger.warning("%s", note)
-    model = LoadedModel.load(config, card, mesh, progress)
+    model = LoadedModel.load(config, stored, mesh, progress)
     draft = None
-    if config.draft is not None and draft_card is not None:
-        draft = LoadedModel.load(config.draft, draft_card, mesh, progress)
+    if config.draft is not None and stored_draft is not None:
+        draft = LoadedModel.load(config.draft, stored_draft, mesh, progress)
     programs = make_programs(config, model, draft, progress)
     compiles.mark_ready()
     crash_folder = Path(config.crash_folder) if config.crash_folder else None

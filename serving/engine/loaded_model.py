@@ -14,15 +14,15 @@ from kv.cache import KVCache
 from model import packed
 from model.card import ModelCard
 from model.quantization import choose_quantization
-from model.tree import Params
+from model.tree import Params, as_tree
 from serving.config import EngineConfig
 from serving.engine.memory import MIB
-from sharding import checkpoint
 from sharding.params import abstract_params, pack_int8, pack_onto, take_layers_apart
 from sharding.quantize import quantize_onto
 from sharding.rules import ShardingRules, choose_rules
 from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
+from sharding.stored_model import StoredModel
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +39,14 @@ class LoadedModel:
     weights: Params
 
     @classmethod
-    def load(cls, config: EngineConfig, card: ModelCard, mesh: Mesh, progress: Progress) -> "LoadedModel":
-        """The model of `config.checkpoint`, whose card this is. Raises CheckpointError or QuantizationError."""
+    def load(cls, config: EngineConfig, stored: StoredModel, mesh: Mesh, progress: Progress) -> "LoadedModel":
+        """The model of `config.checkpoint`, which `stored` is. Raises CheckpointError or QuantizationError."""
+        card = stored.card
         rules = choose_rules(card.config, MeshSpec.parse(config.mesh))
         for note in rules.notes:
             logger.warning("mesh %s: %s", config.mesh, note)
-        dtype = weights_dtype(config)
-        return cls(card, mesh, rules, dtype, load_weights(config, card, mesh, rules, dtype, progress))
+        dtype = config.dtype or stored.dtype
+        return cls(card, mesh, rules, dtype, load_weights(config, stored, mesh, rules, dtype, progress))
 
     @property
     def num_bytes(self) -> int:
@@ -83,15 +84,11 @@ class LoadedModel:
         return make_backend(name, kv_dtype, self.mesh, self.rules)
 
 
-def weights_dtype(config: EngineConfig) -> str:
-    """Type of the float numbers of the weights that `load` gives."""
-    return config.dtype or checkpoint.saved_dtype(config.checkpoint)
-
-
 def load_weights(
-    config: EngineConfig, card: ModelCard, mesh: Mesh, rules: ShardingRules, dtype: str, progress: Progress
+    config: EngineConfig, stored: StoredModel, mesh: Mesh, rules: ShardingRules, dtype: str, progress: Progress
 ) -> Params:
     """The weights on the mesh as they lie in the checkpoint, or quantised one after another on their way."""
+    card = stored.card
     started = time.monotonic()
 
     def report(done: int, total: int) -> None:
@@ -103,13 +100,12 @@ def load_weights(
     progress(f"loading {card.name}: checking files")
     if quantization is None and is_one_cpu(mesh) and dtype in packed.DTYPES:
         packed.register(dtype)
-        return pack_onto(checkpoint.load_leaves(config.checkpoint, abstract, on_progress=report), card.config)
+        return pack_onto(stored.leaves(abstract, report), card.config)
     if quantization is None or card.quantization is not None:
-        weights = checkpoint.load(config.checkpoint, abstract, on_progress=report)
+        weights = as_tree(stored.leaves(abstract, report))
     else:
-        floats = abstract_params(card.config, mesh, rules, checkpoint.saved_dtype(config.checkpoint))
-        leaves = checkpoint.load_leaves(config.checkpoint, floats, on_progress=report)
-        weights = quantize_onto(abstract, leaves, card.config, quantization)
+        floats = abstract_params(card.config, mesh, rules, stored.dtype)
+        weights = quantize_onto(abstract, stored.leaves(floats, report), card.config, quantization)
     if str(quantization) == "int8" and is_one_cpu(mesh):
         packed.register("int8")
         return pack_int8(weights, card.config)

@@ -13,12 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+from etils import epath
 from rich.console import Console
 
 from model.foreign import ForeignModel
 from model.sources import find_source
 from podstream.home import environment
 from podstream.importing import DEMO_SOURCE, ensure_demo_model
+from sharding.foreign import open_foreign
 from tests.bench.machine import num_cores
 from tests.bench.peer_models import gguf_file, hf_folder
 
@@ -56,7 +58,8 @@ class Home:
         return self.folder / "peers"
 
     def source(self) -> ForeignModel:
-        return find_source(DEMO_SOURCE, self.folder / "downloads", environment(), lambda done, total: None).open()
+        source = find_source(DEMO_SOURCE, self.folder / "downloads", environment(), lambda done, total: None)
+        return open_foreign(epath.Path(source.path))
 
     def hf_folder(self, dtype: str) -> Path:
         return hf_folder(self.peers / "models" / f"{NAME}-{dtype}", self.source, dtype)

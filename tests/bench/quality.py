@@ -34,6 +34,7 @@ from sharding.params import bind
 from sharding.rules import choose_rules
 from sharding.sizes import device_bytes, num_bytes
 from sharding.spec import MeshSpec
+from sharding.stored_model import StoredModel
 
 TEXT = Path(__file__).parent / "data" / "alice.txt"
 WINDOW, TILE, PAGE, WINDOWS_PER_CALL = 256, 64, 16, 2
@@ -95,7 +96,7 @@ class Model:
     def __init__(self, path: Path, card: ModelCard, form: Format) -> None:
         mesh, rules = make_mesh(MeshSpec()), choose_rules(card.config, MeshSpec())
         config = EngineConfig(str(path), dtype=form.dtype, quantize=form.quantize, kv_dtype=form.kv)
-        self.weights = load_weights(config, card, mesh, rules, form.dtype, lambda _: None)
+        self.weights = load_weights(config, StoredModel.open(path), mesh, rules, form.dtype, lambda _: None)
         num_pages = 1 + len(QUESTIONS) * WINDOW // PAGE
         kv = form.kv or form.dtype
         pages = abstract_cache(card.config, num_pages, PAGE, kv, mesh, rules, widened=form.dtype)

