@@ -80,9 +80,11 @@ def serve(
     reasoning: opt.Reasoning = _ENGINE.reasoning,
     model_files: opt.ModelFiles = _ENGINE.model_files,
     keys: opt.Keys = _ENGINE.keys,
+    embeddings: opt.Embeddings = _ENGINE.embeddings,
     max_queued: opt.MaxQueued = _GATEWAY.max_queued,
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
     drain_s: opt.DrainS = _GATEWAY.drain_s,
+    tools_file: opt.ToolsFile = _GATEWAY.tools_file,
 ) -> None:
     """Serve a model: an OpenAI API on HOST:PORT. Ctrl-C lets running answers finish."""
     from rich.console import Console
@@ -96,9 +98,16 @@ def serve(
     engine = EngineConfig(
         path or "", name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
-        tool_dialect, reasoning, model_files, keys,
+        tool_dialect, reasoning, model_files, keys, embeddings,
     )  # fmt: skip
-    gateway = GatewayConfig(host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s)
+    gateway = GatewayConfig(
+        host=host,
+        port=port,
+        max_queued=max_queued,
+        max_body_bytes=max_body_bytes,
+        drain_s=drain_s,
+        tools_file=tools_file,
+    )
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
 
 
@@ -129,6 +138,7 @@ def replica(
     reasoning: opt.Reasoning = _ENGINE.reasoning,
     model_files: opt.ModelFiles = _ENGINE.model_files,
     keys: opt.Keys = _ENGINE.keys,
+    embeddings: opt.Embeddings = _ENGINE.embeddings,
     drain_s: opt.DrainS = _REPLICA.drain_s,
     follow_parent: opt.FollowParent = False,
 ) -> None:
@@ -138,7 +148,7 @@ def replica(
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
-        tool_dialect, reasoning, model_files, keys,
+        tool_dialect, reasoning, model_files, keys, embeddings,
     )  # fmt: skip
     run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)
 
@@ -151,6 +161,7 @@ def gateway(
     max_queued: opt.MaxQueued = _GATEWAY.max_queued,
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
     drain_s: opt.DrainS = _GATEWAY.drain_s,
+    tools_file: opt.ToolsFile = _GATEWAY.tools_file,
     fd: opt.ListenFd = None,
     follow_parent: opt.FollowParent = False,
 ) -> None:
@@ -158,7 +169,7 @@ def gateway(
     from serving.gateway.listener import inherit, listen
     from serving.gateway.main import run
 
-    config = GatewayConfig(host, port, replica, max_body_bytes, max_queued, drain_s)
+    config = GatewayConfig(host, port, replica, max_body_bytes, max_queued, drain_s, tools_file)
     listener = listen(host, port) if fd is None else inherit(fd)
     run(config, listener, follow_parent=follow_parent)
 

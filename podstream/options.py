@@ -96,9 +96,19 @@ Keys = Annotated[
         help="TOML file that says where a training checkpoint's tensors go; default: podstream.toml beside it.",
     ),
 ]
+Embeddings = Annotated[
+    str | None,
+    typer.Option(
+        "--embeddings",
+        help="Serve /v1/embeddings as the mean of a prompt's hidden states, or its last one: mean, last.",
+    ),
+]
 MaxQueued = Annotated[int, typer.Option("--max-queued", help="Answers in flight; one more gets 429.")]
 MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
 DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
+ToolsFile = Annotated[
+    str | None, typer.Option("--tools-file", help="TOML file of tools that the gateway runs when the model calls them.")
+]
 Listen = Annotated[str, typer.Option("--listen", help="host:port or unix:/path to serve gRPC on.")]
 ReplicaAddress = Annotated[str, typer.Option("--replica", help="host:port or unix:/path of the replica.")]
 FollowParent = Annotated[bool, typer.Option("--follow-parent", help="Stop when standard input ends.")]
@@ -128,6 +138,7 @@ _ENGINE_FLAGS = {
     "reasoning": "--reasoning",
     "model_files": "--model-files",
     "keys": "--keys",
+    "embeddings": "--embeddings",
 }
 _REPLICA_FLAGS = {"address": "--listen", "drain_s": "--drain-s"}
 _GATEWAY_FLAGS = {
@@ -137,6 +148,7 @@ _GATEWAY_FLAGS = {
     "max_body_bytes": "--max-body-bytes",
     "max_queued": "--max-queued",
     "drain_s": "--drain-s",
+    "tools_file": "--tools-file",
 }
 
 

@@ -17,6 +17,7 @@ from podstream.supervisor import Supervisor
 from serving.config import UNIX_PREFIX, EngineConfig, GatewayConfig, ReplicaConfig, ServeConfig
 from serving.errors import ConfigError
 from serving.gateway.listener import base_url, listen
+from serving.gateway.server_tools.config import read_server_tools
 from sharding.spec import MeshSpec
 
 HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"
@@ -35,6 +36,7 @@ def serve(
     What can be wrong at once is checked first: fetching and loading take too long to find out later.
     """
     MeshSpec.parse(engine.mesh)
+    read_server_tools(gateway.tools_file)
     with listen(gateway.host, gateway.port) as listener, tempfile.TemporaryDirectory(prefix="podstream-") as folder:
         checkpoint = engine.checkpoint or str(demo_checkpoint())
         config = join_config(dataclasses.replace(engine, checkpoint=checkpoint), gateway, Path(folder))

@@ -18,6 +18,7 @@ UNIX_PREFIX = "unix:"
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 ATTENTIONS = ("xla", "cpu")
+POOLINGS = ("mean", "last")
 NGRAM, DRAFT = "ngram:", "draft:"
 MAX_DRAFTS = 15  # a tile of 16 queries
 
@@ -74,6 +75,8 @@ class EngineConfig:
     """Folder with config.json and tokenizer of a checkpoint that a training run left; None looks beside it."""
     keys: str | None = None
     """File that says where the tensors of such a checkpoint go (`model.key_table`); None looks beside it."""
+    embeddings: str | None = None
+    """How prompts become embeddings, one of `POOLINGS`; None serves none, and nobody pays for them."""
 
     @property
     def max_drafts(self) -> int:
@@ -94,6 +97,7 @@ class EngineConfig:
         _check_choice("kv dtype", self.kv_dtype, KV_DTYPES)
         _check_choice("attention", self.attention, ATTENTIONS)
         _check_choice("tool dialect", self.tool_dialect, tuple(ToolDialect))
+        _check_choice("embeddings", self.embeddings, POOLINGS)
         if self.quantize is not None:
             Quantization.parse(self.quantize)
         _check_speculate(self.speculate)
@@ -132,6 +136,8 @@ class GatewayConfig:
     max_queued: int = 1024
     """Answers in flight, waiting ones included; one more gets 429 at once."""
     drain_s: float = 30.0
+    tools_file: str | None = None
+    """TOML file of the tools that the gateway runs; see `serving.gateway.server_tools.config`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:

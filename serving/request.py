@@ -127,6 +127,8 @@ GRAMMAR_PARAMS = {
 }
 """The field of a request that is at fault."""
 MAX_GRAMMAR_BYTES = 64 << 10
+MAX_CALLS = 16
+"""Of tools in one answer that a grammar rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ class Grammar:
     """JSON schema, regex or grammar; of a choice, the JSON list of texts; nothing for any JSON object."""
     param: str = ""
     """The field that asked for it, to name when it is at fault; "" for the usual one of its kind."""
+    max_calls: int = 0
+    """So many calls of the prompt's tools may be the answer instead."""
 
     @property
     def field(self) -> str:
@@ -147,6 +151,10 @@ class Grammar:
         size = len(self.source.encode())
         if size > MAX_GRAMMAR_BYTES:
             raise InvalidRequest(f"a {self.kind} may have {MAX_GRAMMAR_BYTES:,} bytes, got {size:,}.", param=self.field)
+        if not 0 <= self.max_calls <= MAX_CALLS:
+            raise InvalidRequest(
+                f"at most {MAX_CALLS} calls beside a {self.kind}, got {self.max_calls}.", param="tools"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +201,8 @@ class Request:
     """The answer begins with the prompt."""
     prompt_only: bool = False
     """Nothing is wanted but what there is to say about the prompt."""
+    embed: bool = False
+    """Wanted is the prompt's embedding."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_choices <= MAX_CHOICES:

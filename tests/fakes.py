@@ -67,6 +67,12 @@ def prompt_logprobs_of(request):
     )
 
 
+def embedding_of(request):
+    """Of length 1: its first number is 3/5 for a prompt of an even length and 4/5 for an odd one, the last its sign."""
+    even = len(request.token_ids) % 2 == 0
+    return np.asarray([0.6, 0.0, 0.8] if even else [0.8, 0.0, -0.6], "<f4").tobytes()
+
+
 class FakeEngineLoop:
     """Repeats its prompt: token i of the answer is prompt[(i + seed) % len(prompt)]. Implements EngineLoop.
 
@@ -200,7 +206,8 @@ class FakeEngineLoop:
         reason = self._reason(sequence, token_id)
         prompt = prompt_logprobs_of(sequence.request) if len(sequence.token_ids) == 1 else ()
         name, logprobs = sequence.request.request_id, logprobs_of(sequence)
-        return SequenceOutput(name, (token_id,), reason, logprobs=logprobs, prompt_logprobs=prompt)
+        vector = embedding_of(sequence.request) if sequence.request.embed else b""
+        return SequenceOutput(name, (token_id,), reason, logprobs=logprobs, prompt_logprobs=prompt, embedding=vector)
 
     def _reason(self, sequence, token_id):
         sampling = sequence.request.sampling

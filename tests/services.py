@@ -15,6 +15,7 @@ from serving.gateway.admission import Admission
 from serving.gateway.app import create_app
 from serving.gateway.listener import base_url, listen
 from serving.gateway.main import make_server
+from serving.gateway.server_tools.config import NO_TOOLS
 from serving.metrics import Metrics
 from serving.replica.client import ReplicaClient
 from serving.replica.proto.replica_pb2_grpc import add_ReplicaServicer_to_server
@@ -82,23 +83,23 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running_app(address, *, ready=True, **config):
+async def running_app(address, *, ready=True, tools=NO_TOOLS, **config):
     """The gateway's app without a server."""
     async with running_client(address, ready=ready) as client:
-        app = create_app(GatewayConfig(replica=address, **config), client, Metrics(CollectorRegistry()))
+        app = create_app(GatewayConfig(replica=address, **config), client, Metrics(CollectorRegistry()), tools=tools)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as http:
             yield http
 
 
 @asynccontextmanager
-async def running_gateway(address, *, ready=True, **config):
+async def running_gateway(address, *, ready=True, tools=NO_TOOLS, **config):
     """A real HTTP server on a free port, and a client for it."""
     settings = GatewayConfig(port=0, replica=address, **config)
     admission = Admission(settings.max_queued)
     listener = listen(settings.host, settings.port)
     url = base_url(listener)
     async with running_client(address, ready=ready) as client:
-        server = make_server(settings, client, admission)
+        server = make_server(settings, client, admission, tools)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=20, limits=limits, trust_env=False) as http:

@@ -53,6 +53,8 @@ class EngineRequest:
     after: str = ""
     """Id of a request with the same prompt that was submitted before: this one waits until that one's prompt lies in
     pages, if it can share them. Ignored when there is none."""
+    embed: bool = False
+    """Tell the prompt's embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class SequenceOutput(NamedTuple):
     drafted_tokens: int = 0
     """With the end: tokens that were guessed while it ran; of what came true, some may lie behind its end."""
     accepted_tokens: int = 0
+    embedding: bytes = b""
+    """If the request asked, before its end: the prompt's, of length 1, as float32 in little-endian order."""
 
 
 @dataclass(frozen=True, slots=True)

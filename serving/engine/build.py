@@ -27,6 +27,7 @@ from serving.engine.loaded_model import LoadedModel, Progress
 from serving.engine.loop import EngineThread
 from serving.engine.memory import Needs, plan_memory
 from serving.engine.plan import Limits
+from serving.engine.pooling import Pooling
 from serving.engine.programs import Programs
 from serving.engine.step import StepSpec
 from serving.errors import ConfigError
@@ -85,6 +86,7 @@ def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel |
         attention=model.attention(config).attention,
         max_trips=config.decode_steps,
         draft=draft_spec,
+        embeds=config.embeddings is not None,
     )
     executables = Executables(config.compile_cache, spec.mesh)
     forms = model.forms()
@@ -158,6 +160,7 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
         draw_seed=secrets.randbits,
         overlap=config.overlap,
         prefix_cache=config.prefix_cache,
+        pooling=None if config.embeddings is None else Pooling(config.embeddings),
     )
 
 

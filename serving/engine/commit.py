@@ -51,6 +51,7 @@ def _commit_chunks(step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster)
     """Publish what prefill has written. Returns what it tells of prompts, and the ends of those who met NaN."""
     outputs = []
     told = {} if step.prompts is None else step.prompts.read()
+    embedded = {} if step.pooling is None else step.pooling.commit()
     for row, sequence, num_written in step.prefilled:
         if tokens_RI[row, 0] != NOT_FINITE:
             roster.pages.publish(sequence, num_written)
@@ -58,6 +59,8 @@ def _commit_chunks(step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster)
             if (news := told.get(sequence.request_id)) and sequence.finish_reason is None:
                 sequence.num_prompt_told += len(news)
                 outputs.append(SequenceOutput(sequence.request_id, prompt_logprobs=news))
+            if (vector := embedded.get(sequence.request_id)) and sequence.finish_reason is None:
+                outputs.append(SequenceOutput(sequence.request_id, embedding=vector))
             if num_written >= sequence.num_prompt:
                 roster.release_siblings(sequence)
         elif sequence.finish_reason is None:

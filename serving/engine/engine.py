@@ -21,6 +21,7 @@ from serving.engine.in_flight import InFlight
 from serving.engine.intake import Intake
 from serving.engine.plan import Limits, StepPlan
 from serving.engine.planner import plan_step
+from serving.engine.pooling import Pooling
 from serving.engine.programs import Programs
 from serving.engine.roster import Roster
 from serving.engine.sequence import Sequence
@@ -49,12 +50,16 @@ class Engine:
         prefix_cache: bool = True,
         trip_s: float | None = None,
         verify_s: float | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         """`draw_seed(bits)` gives a random seed to a request that names none. `overlap=False` reads every step at once:
         the reference that the overlapped engine must equal. `trip_s` says how long one token for all takes, and
-        `verify_s` a call that checks guesses, instead of a measurement."""
+        `verify_s` a call that checks guesses, instead of a measurement. `pooling` is how embeddings are made, if any
+        are."""
         spec = programs.spec
         assert limits.max_trips <= spec.max_trips, "the programs have fewer trips than the planner may ask for"
+        assert pooling is None or spec.embeds, "the programs make no embeddings"
+        self._pooling = pooling
         self.max_seq_len = min(max_seq_len, pool.num_usable * limits.page_size)
         self._intake = Intake(eos_token_ids, self.max_seq_len, limits.page_size, draw_seed)
         self.vocab_size = spec.config.vocab_size
@@ -205,7 +210,9 @@ class Engine:
             plan, self._programs.spec.layout(shape), self._roster.table, self._roster.slots, self._roster.settings
         )
         results = self._programs.run(shape, packed, self._write_masks(plan, shape))
-        step = InFlight.of(plan, self._roster.slots, *results, self._clock.now())
+        step = InFlight.of(
+            plan, self._roster.slots, *results, self._clock.now(), self._limits.tile_tokens, self._pooling
+        )
         self._counts.count_plan(plan)
         self._roster.slots.num_tokens_B[plan.decode] += self._roster.slots.num_due(plan.decode, plan.num_trips)
         self._roster.slots.unread_B[step.slot_r] = self._roster.slots.grammar_B[step.slot_r]

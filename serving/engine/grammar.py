@@ -6,7 +6,7 @@
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import llguidance
@@ -15,16 +15,17 @@ import orjson
 from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
-from serving.dialect import THOUGHT
+from serving.call_schema import Function
+from serving.dialect import THOUGHT, ToolDialect
 from serving.engine import api
+from serving.engine.call_grammar import Rules, call_rules
 from serving.engine.json_schema import check_schema
 from serving.errors import InvalidRequest
 from serving.request import Grammar, GrammarKind
 
 WHITESPACE = r"[ \n\r\t]{1,16}"  # a model that is stuck in blanks would otherwise never leave them
-THOUGHT_FIRST = f"""start: thought /[ \\n]{{0,8}}/ @answer
-thought[suffix="{THOUGHT}"]: /(?s:.*)/
-"""
+FORM = "@form"
+THOUGHT_FIRST = ("start: thought /[ \\n]{0,8}/ answer", f'thought[suffix="{THOUGHT}"]: /(?s:.*)/')
 ANY_OBJECT = '{"type": "object"}'
 MAX_REASON = 160  # characters of a line: it may repeat what was sent
 
@@ -86,14 +87,26 @@ class GrammarCompiler:
         self._eos = sorted(set(eos_token_ids))
         self._lock = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
+        self._added_tokens: dict[str, int] | None = None
 
-    def compile(self, grammar: Grammar, *, in_thought: bool = False) -> Matcher:
-        """At the start of an answer, or `in_thought`: then the answer proper follows what the model thinks. Slow.
+    def compile(
+        self,
+        grammar: Grammar,
+        *,
+        in_thought: bool = False,
+        functions: Sequence[Function] = (),
+        dialect: ToolDialect = ToolDialect.NONE,
+    ) -> Matcher:
+        """At the start of an answer, or `in_thought`: then the answer proper follows what the model thinks. Where the
+        grammar leaves room for calls, these are of `functions`, as the model writes them. Slow.
 
         Raises InvalidRequest with what is wrong or too large.
         """
         try:
-            definition = _after_thought(_definition(grammar)) if in_thought else _definition(grammar)
+            definition = _definition(grammar)
+            calls = call_rules(dialect, functions, grammar.max_calls, self._added()) if grammar.max_calls else None
+            if in_thought or calls is not None:
+                definition = _around(definition, calls, in_thought=in_thought)
             native = llguidance.LLMatcher(self._tokens(), definition, log_level=0, limits=_limits())
         except ValueError as error:
             raise _refuse(grammar, str(error)) from error
@@ -109,6 +122,13 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 self._vocabulary = self._read_vocabulary()
             return self._vocabulary
+
+    def _added(self) -> dict[str, int]:
+        """Ids of tokens that were added to the vocabulary, special or not, by their text."""
+        if self._added_tokens is None:
+            added = orjson.loads(self._tokenizer_json).get("added_tokens") or ()
+            self._added_tokens = {token["content"]: token["id"] for token in added}
+        return self._added_tokens
 
     def _read_vocabulary(self) -> llguidance.LLTokenizer:
         if not self._eos:
@@ -135,10 +155,21 @@ def _definition(grammar: Grammar) -> str:
             return llguidance.LLMatcher.grammar_from_regex(_choice(orjson.loads(grammar.source)))
 
 
-def _after_thought(definition: str) -> str:
-    """Any text until the thought's end, white space, and then what the definition says."""
-    inner = orjson.loads(definition)["grammars"][0] if definition.startswith("{") else {"lark_grammar": definition}
-    return orjson.dumps({"grammars": [{"lark_grammar": THOUGHT_FIRST}, {**inner, "name": "answer"}]}).decode()
+def _around(definition: str, calls: Rules | None, *, in_thought: bool) -> str:
+    """What the definition says, or calls instead; behind any text until the thought's end, and white space."""
+    rules, schemas = calls or ([], {})
+    answer = f"{FORM} | calls" if calls else FORM
+    lines = [*(THOUGHT_FIRST if in_thought else ("start: answer",)), f"answer: {answer}", *rules]
+    named = {FORM.removeprefix("@"): definition} | {name: _json(schema) for name, schema in schemas.items()}
+    inner = [{**_first_grammar(text), "name": name} for name, text in named.items()]
+    return orjson.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *inner]}).decode()
+
+
+def _first_grammar(definition: str) -> dict[str, Any]:
+    grammar: dict[str, Any] = (
+        orjson.loads(definition)["grammars"][0] if definition.startswith("{") else {"lark_grammar": definition}
+    )
+    return grammar
 
 
 def _json(schema: str) -> str:

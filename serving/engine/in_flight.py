@@ -10,6 +10,7 @@ from serving.engine.api import TokenLogprobs
 from serving.engine.batch import NOT_FINITE
 from serving.engine.logprobs import RowLogprobs
 from serving.engine.plan import StepPlan
+from serving.engine.pooling import Pooling, PoolingInFlight
 from serving.engine.prompt_logprobs import PromptsInFlight, StepLogprobs
 from serving.engine.sequence import Sequence
 from serving.engine.slots import SlotTable
@@ -40,12 +41,20 @@ class InFlight:
     logprobs: RowLogprobs | None
     """None when nobody asked: then they stay on the device."""
     prompts: PromptsInFlight | None
+    pooling: PoolingInFlight | None
     dispatched_s: float
     """On the clock of the engine's thread."""
 
     @classmethod
     def of(
-        cls, plan: StepPlan, slots: SlotTable, tokens_RI: jax.Array, logprobs: StepLogprobs, dispatched_s: float
+        cls,
+        plan: StepPlan,
+        slots: SlotTable,
+        tokens_RI: jax.Array,
+        logprobs: StepLogprobs,
+        dispatched_s: float,
+        tile_tokens: int,
+        pooling: Pooling | None,
     ) -> "InFlight":
         """Before the plan's tokens are counted in `slots`."""
         num_decode = len(plan.decode)
@@ -67,6 +76,7 @@ class InFlight:
             not (plan.prefill or plan.catch_up),
             logprobs.rows.start_copy() if slots.logprobs_B.any() else None,
             PromptsInFlight.of(plan, logprobs),
+            PoolingInFlight.of(plan, pooling, logprobs and logprobs.pooled_2SD, tile_tokens),
             dispatched_s,
         )
 

@@ -9,6 +9,8 @@ from serving.engine.sequence import Sequence
 
 # A SequenceOutput from a tuple of all its fields, without the Python frame of its constructor.
 _from_fields = partial(tuple.__new__, SequenceOutput)
+_AFTER_CACHED = [value for name, value in SequenceOutput._field_defaults.items()
+                 if SequenceOutput._fields.index(name) > SequenceOutput._fields.index("cached_tokens")]  # fmt: skip
 
 
 def append_tokens(sequences: Items[Sequence], tokens_Ir: Items[list[int]]) -> list[SequenceOutput]:
@@ -19,5 +21,5 @@ def append_tokens(sequences: Items[Sequence], tokens_Ir: Items[list[int]]) -> li
         sequence.token_ids.extend(its_tokens)
     names = [sequence.request_id for sequence in sequences]
     cached = [sequence.num_cached for sequence in sequences]
-    fields = zip(names, tokens, repeat(None), repeat(None), cached, repeat(()), repeat(()), repeat(0), repeat(0))
+    fields = zip(names, tokens, repeat(None), repeat(None), cached, *map(repeat, _AFTER_CACHED))
     return list(map(_from_fields, fields))

@@ -40,6 +40,8 @@ class StepLogprobs:
     rows: RowLogprobs
     prompts: PromptLogprobs | None = None
     """None in a step that prefills nothing."""
+    pooled_2SD: jax.Array | None = None
+    """Of each tile, where the engine makes embeddings; see `pooling`."""
 
 
 def prompt_logprobs(logits: Callable[[jax.Array], jax.Array], x_SQD: jax.Array, next_SQ: jax.Array) -> PromptLogprobs:

@@ -65,6 +65,10 @@ class Sequence:
     """Prompt tokens that were found in the cache when it was first admitted."""
     num_prompt_told: int = 0
     """Prompt tokens, from the second on, whose log-probabilities were handed out; counted only if they are wanted."""
+    pooled_D: NDArray[np.float32] | None = None
+    """What its embedding is made of, as far as it has been computed; only if one is wanted."""
+    num_pooled: int = 0
+    """Prompt tokens, from the first, that are in it."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -93,8 +97,15 @@ class Sequence:
         return self.request.sampling.prompt_logprobs is not None and self.num_prompt_told < self.num_prompt - 1
 
     @property
+    def wants_pooling(self) -> bool:
+        """Some of its embedding is still to be computed."""
+        return self.request.embed and self.num_pooled < self.num_prompt
+
+    @property
     def num_shareable(self) -> int:
         """Tokens, from the first, that need not go through a step if others have computed them."""
+        if self.wants_pooling:
+            return 0
         return self.num_prompt_told if self.wants_prompt_logprobs else len(self.token_ids) - 1
 
     @property

@@ -22,6 +22,7 @@ from serving.engine.batch import NOT_FINITE, NOTHING, ROW_FIELDS, BatchLayout, S
 from serving.engine.draft_step import DraftSpec, guess
 from serving.engine.logprobs import RowLogprobs
 from serving.engine.penalties import count_chosen
+from serving.engine.pooling import pool_tiles
 from serving.engine.prompt_logprobs import PromptLogprobs, StepLogprobs, prompt_logprobs
 from serving.engine.sampling import RowSampling, sample
 from serving.engine.slot_state import SlotState
@@ -47,6 +48,8 @@ class StepSpec:
     """Tokens that one decode call can give a row."""
     draft: DraftSpec | None = None
     """The model that guesses; None where guesses come from the host."""
+    embeds: bool = False
+    """Whether steps that prefill tell what embeddings are made of."""
 
     def layout(self, shape: StepShape) -> BatchLayout:
         return BatchLayout(shape, self.pages_per_slot, self.tile_tokens)
@@ -136,6 +139,9 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
             tokens_R, logprobs, state, x_TD = forward(jnp.int32(0), state)
             tokens_RI = tokens_R[:, None]
             told = StepLogprobs(logprobs, _prompts(decoder, x_TD[shape.rows :], next_SQ))
+            if spec.embeds:
+                x_SQD = decoder.final_norm(x_TD[shape.rows :]).reshape(*positions_SQ.shape, -1)
+                told = replace(told, pooled_2SD=pool_tiles(x_SQD, positions_SQ))
         else:
             tokens_RI, logprobs, state = run_trips(trip, num_trips_R, state, spec.max_trips)
             told = StepLogprobs(logprobs)

@@ -15,31 +15,21 @@ from starlette.types import Receive, Scope, Send
 
 from serving.errors import EngineFailed, ServiceError
 from serving.gateway import sse
-from serving.gateway.call import Call, total_usage
 from serving.gateway.choice import Choice
 from serving.gateway.errors import error_response
+from serving.gateway.exchange import Exchange
 from serving.gateway.formats import AnswerFormat
 from serving.gateway.keep_alive import KeepAlive
-from serving.gateway.speech.speech import SpeechPlan
-from serving.gateway.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
 
 class AnswerResponse(Response):
-    """Owns its call, and closes it whatever happens."""
+    """Owns its exchange, and closes it whatever happens."""
 
-    def __init__(
-        self,
-        call: Call,
-        answer: AnswerFormat,
-        *,
-        stream: bool,
-        plan: SpeechPlan = SpeechPlan(),  # noqa: B008 - frozen
-    ) -> None:
+    def __init__(self, exchange: Exchange, answer: AnswerFormat, *, stream: bool) -> None:
         super().__init__()
-        self._plan = plan
-        self._call = call
+        self._exchange = exchange
         self._format = answer
         self._stream = stream
 
@@ -47,11 +37,11 @@ class AnswerResponse(Response):
         try:
             await run_while_connected(receive, self._answer(scope, receive, send))
         finally:
-            self._call.close()
+            self._exchange.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._call.open()
+            await self._exchange.open()
             response = None if self._stream else await self._whole()
         except ServiceError as error:
             response = error_response(error)
@@ -61,12 +51,12 @@ class AnswerResponse(Response):
             await self._send_stream(send)
 
     async def _whole(self) -> Response:
-        transcript = self._transcript()
-        choices = [Choice() for _ in range(self._call.num_choices)]
-        while not transcript.is_complete:
-            said = transcript.hear(await self._call.next())
+        exchange = self._exchange
+        choices = [Choice() for _ in range(exchange.num_choices)]
+        while not exchange.is_complete:
+            said = await exchange.next()
             choices[said.choice].see(said)
-        write = partial(self._format.whole, choices, total_usage(transcript.finished))
+        write = partial(self._format.whole, choices, exchange.usage)
         # What is said of long prompts is megabytes of JSON, which would hold up all other streams.
         body = await asyncio.to_thread(write) if any(choice.prompt for choice in choices) else write()
         return Response(body, media_type="application/json")
@@ -88,19 +78,16 @@ class AnswerResponse(Response):
 
     async def _send_events(self, send: Send) -> bytes:
         """Returns what closes the stream, so that it leaves together with its end."""
-        transcript = self._transcript()
-        for choice in range(self._call.num_choices):
+        exchange = self._exchange
+        for choice in range(exchange.num_choices):
             if opening := self._format.opening(choice):
                 await _send_part(send, opening)
         while True:
-            part = self._format.said(transcript.hear(await self._call.next()))
-            if transcript.is_complete:
-                return part + self._format.end(total_usage(transcript.finished))
+            part = self._format.said(await exchange.next())
+            if exchange.is_complete:
+                return part + self._format.end(exchange.usage)
             if part:
                 await _send_part(send, part)
-
-    def _transcript(self) -> Transcript:
-        return Transcript(self._plan, self._call.num_choices, in_thought=self._call.in_thought)
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -53,7 +53,7 @@ class AnswerFormat(_Strict):
         """Raises InvalidRequest for several at once, or one that is too long."""
         asked = {
             "response_format": self.response_format and self.response_format.grammar(),
-            "guided_json": None if self.guided_json is None else _schema(self.guided_json),
+            "guided_json": None if self.guided_json is None else _schema(self.guided_json, "guided_json"),
             "guided_regex": _grammar(GrammarKind.REGEX, self.guided_regex),
             "guided_grammar": _grammar(GrammarKind.LARK, self.guided_grammar),
             "guided_choice": self.guided_choice
@@ -65,8 +65,9 @@ class AnswerFormat(_Strict):
         return asked[given[0]] or None if given else None
 
 
-def _schema(schema: dict[str, Any] | str) -> Grammar:
-    return Grammar(GrammarKind.JSON_SCHEMA, schema if isinstance(schema, str) else orjson.dumps(schema).decode())
+def _schema(schema: dict[str, Any] | str, param: str = "") -> Grammar:
+    text = schema if isinstance(schema, str) else orjson.dumps(schema).decode()
+    return Grammar(GrammarKind.JSON_SCHEMA, text, param)
 
 
 def _grammar(kind: GrammarKind, source: str | None) -> Grammar | None:

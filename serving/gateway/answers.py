@@ -10,10 +10,12 @@ from starlette.responses import Response
 from serving.gateway.answer import AnswerResponse
 from serving.gateway.body import read_json_object
 from serving.gateway.call import Call, Services
+from serving.gateway.chats import Chat
+from serving.gateway.exchange import CallExchange
 from serving.gateway.formats import AnswerHead, ChatFormat, CompletionFormat
 from serving.gateway.openapi import reads
 from serving.gateway.request_id import request_id_of
-from serving.gateway.schema import ChatBody, CompletionBody, parse_chat, parse_completion
+from serving.gateway.schema import ChatBody, CompletionBody, parse_completion
 
 
 def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
@@ -22,17 +24,16 @@ def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
 
     @router.post("/v1/chat/completions", openapi_extra=reads(ChatBody))
     async def chat_completions(request: Request) -> Response:
-        body = parse_chat(await read_json_object(request, max_body_bytes))
-        answer = ChatFormat(_head("chatcmpl", body))
-        plan = body.speech_plan(services.replica.status)
-        call = Call(services, body.to_request(request_id_of(request)))
-        return AnswerResponse(call, answer, stream=bool(body.stream), plan=plan)
+        chat = Chat.read(services, await read_json_object(request, max_body_bytes))
+        answer = ChatFormat(_head("chatcmpl", chat.body))
+        return AnswerResponse(chat.exchange(request_id_of(request)), answer, stream=bool(chat.body.stream))
 
     @router.post("/v1/completions", openapi_extra=reads(CompletionBody))
     async def completions(request: Request) -> Response:
         body = parse_completion(await read_json_object(request, max_body_bytes))
         answer = CompletionFormat(_head("cmpl", body))
-        return AnswerResponse(Call(services, body.to_request(request_id_of(request))), answer, stream=bool(body.stream))
+        exchange = CallExchange(Call(services, body.to_request(request_id_of(request))))
+        return AnswerResponse(exchange, answer, stream=bool(body.stream))
 
     return router
 

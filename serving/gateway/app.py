@@ -8,6 +8,7 @@ from serving.gateway.answers import answers_router
 from serving.gateway.call import Services
 from serving.gateway.chat.body import ShortBody
 from serving.gateway.chat.router import chat_router
+from serving.gateway.embeddings import EmbeddingsBody, embeddings_router
 from serving.gateway.errors import add_error_handlers
 from serving.gateway.health import health_router
 from serving.gateway.http_metrics import HttpMetrics
@@ -18,22 +19,31 @@ from serving.gateway.responses.body import ResponseBody
 from serving.gateway.responses.router import responses_router
 from serving.gateway.responses.store import ResponseStore
 from serving.gateway.schema import ChatBody, CompletionBody
+from serving.gateway.server_tools.caller import ToolCaller
+from serving.gateway.server_tools.config import NO_TOOLS, ServerTools
 from serving.gateway.tokens import DetokenizeBody, TokenizeBody, tokens_router
 from serving.metrics import Metrics
 from serving.replica.client import ReplicaClient
 
-BODIES = (ChatBody, CompletionBody, ResponseBody, ShortBody, TokenizeBody, DetokenizeBody)
+BODIES = (ChatBody, CompletionBody, ResponseBody, ShortBody, EmbeddingsBody, TokenizeBody, DetokenizeBody)
 
 
 def create_app(
-    config: GatewayConfig, replica: ReplicaClient, metrics: Metrics, admission: Admission | None = None
+    config: GatewayConfig,
+    replica: ReplicaClient,
+    metrics: Metrics,
+    admission: Admission | None = None,
+    tools: ServerTools = NO_TOOLS,
 ) -> FastAPI:
     """`replica` must be started by the caller, on the loop that serves the app."""
-    services = Services(replica, admission or Admission(config.max_queued), metrics)
+    services = Services(
+        replica, admission or Admission(config.max_queued), metrics, tools, ToolCaller(metrics.registry)
+    )
     app = FastAPI(title="podstream", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(answers_router(services, config.max_body_bytes))
     app.include_router(responses_router(services, config.max_body_bytes, ResponseStore()))
     app.include_router(chat_router(services, config.max_body_bytes))
+    app.include_router(embeddings_router(services, config.max_body_bytes))
     app.include_router(models_router(services))
     app.include_router(tokens_router(services, config.max_body_bytes))
     app.include_router(health_router(services))

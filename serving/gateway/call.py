@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from serving.errors import Overloaded, ServiceError
 from serving.gateway.admission import Admission
+from serving.gateway.server_tools.caller import ToolCaller
+from serving.gateway.server_tools.config import ServerTools
 from serving.metrics import Metrics, ModelMetrics
 from serving.replica.client import Generation, ReplicaClient
 from serving.replica.events import Accepted, Delta, Event, Finished
@@ -20,6 +22,8 @@ class Services:
     replica: ReplicaClient
     admission: Admission
     metrics: Metrics
+    tools: ServerTools
+    tool_caller: ToolCaller
 
 
 class Call:
@@ -29,7 +33,9 @@ class Call:
     A request with a deadline is open once its answer has begun, so that one that comes too late has its proper status.
     """
 
-    def __init__(self, services: Services, request: Request) -> None:
+    def __init__(self, services: Services, request: Request, *, admitted: bool = False) -> None:
+        """`admitted` if somebody else has a place for it in the gateway."""
+        self._admitted = admitted
         self._services = services
         self._request = request
         self._started = time.perf_counter()
@@ -48,9 +54,10 @@ class Call:
         """Admit, send, and wait until the replica accepts. Raises ServiceError."""
         services, request = self._services, self._request
         deadline_s = None if request.deadline_ms is None else request.deadline_ms / 1000
-        slots = services.replica.status.load.total_slots
-        services.admission.enter(request.num_choices, slots=slots, deadline_s=deadline_s)
-        self._entered = True
+        if not self._admitted:
+            slots = services.replica.status.load.total_slots
+            services.admission.enter(request.num_choices, slots=slots, deadline_s=deadline_s)
+            self._entered = True
         self._generation = services.replica.generate(request)
         model = services.replica.status.model  # the served name: a client's spelling must not become a label
         self._watch = Stopwatch(services.metrics.of_model(model), self._started, request.num_choices)

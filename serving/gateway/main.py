@@ -19,6 +19,7 @@ from serving.gateway.admission import Admission
 from serving.gateway.app import create_app
 from serving.gateway.listener import BACKLOG, base_url
 from serving.gateway.protocol import GatewayProtocol
+from serving.gateway.server_tools.config import NO_TOOLS, ServerTools, read_server_tools
 from serving.metrics import Metrics
 from serving.process import StopRequest, configure_logging
 from serving.replica.client import ReplicaClient
@@ -30,12 +31,13 @@ LAST_EVENTS_S = 1.0  # time for the error events of cut streams to be written
 
 
 def run(config: GatewayConfig, listener: socket.socket, *, follow_parent: bool = False) -> None:
-    """Serve on `listener` until told to stop."""
+    """Serve on `listener` until told to stop. Raises ConfigError for a tools file that cannot be read."""
     configure_logging(quiet=follow_parent)
-    uvloop.run(_serve(config, listener, follow_parent))
+    tools = read_server_tools(config.tools_file)
+    uvloop.run(_serve(config, tools, listener, follow_parent))
 
 
-async def _serve(config: GatewayConfig, listener: socket.socket, follow_parent: bool) -> None:
+async def _serve(config: GatewayConfig, tools: ServerTools, listener: socket.socket, follow_parent: bool) -> None:
     stop = StopRequest()
     stop.listen()
     if follow_parent:
@@ -43,7 +45,7 @@ async def _serve(config: GatewayConfig, listener: socket.socket, follow_parent: 
     replica = ReplicaClient(config.replica)
     replica.start()
     admission = Admission(config.max_queued)
-    server = make_server(config, replica, admission)
+    server = make_server(config, replica, admission, tools)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     logger.info("listening on %s", base_url(listener))
     await stop.wait()
@@ -60,10 +62,15 @@ async def _drain(admission: Admission, replica: ReplicaClient, drain_s: float) -
     await admission.emptied(LAST_EVENTS_S)
 
 
-def make_server(config: GatewayConfig, replica: ReplicaClient, admission: Admission) -> uvicorn.Server:
+def make_server(
+    config: GatewayConfig,
+    replica: ReplicaClient,
+    admission: Admission,
+    tools: ServerTools = NO_TOOLS,
+) -> uvicorn.Server:
     """An HTTP server around the app, to be run with `serve(sockets=[...])` until its `should_exit` is set."""
     settings = uvicorn.Config(
-        create_app(config, replica, Metrics(CollectorRegistry()), admission),
+        create_app(config, replica, Metrics(CollectorRegistry()), admission, tools),
         http=GatewayProtocol,
         ws="websockets-sansio",
         ws_max_size=config.max_body_bytes,

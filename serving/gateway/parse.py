@@ -15,10 +15,10 @@ def parse_body(body: type[BodyT], fields: Mapping[str, Any]) -> BodyT:
     try:
         return body.model_validate(fields)
     except ValidationError as error:
-        raise _describe(error) from error
+        raise describe(error) from error
 
 
-def _describe(error: ValidationError) -> InvalidRequest:
+def describe(error: ValidationError) -> InvalidRequest:
     first = error.errors(include_url=False)[0]
     path = _path(first["loc"])
     param = str(first["loc"][0]) if first["loc"] else None

@@ -57,11 +57,12 @@ def _read_prompt(value: Any) -> Prompt:
     if isinstance(value, str):
         return TextPrompt(value)
     if isinstance(value, list) and all(type(item) is int for item in value):
-        return _read_token_ids(value)
+        return read_token_ids(value)
     raise ValueError("must be one string or one list of token ids; several prompts are not supported yet")
 
 
-def _read_token_ids(value: list[int]) -> TokenPrompt:
+def read_token_ids(value: list[int]) -> TokenPrompt:
+    """Raises ValueError."""
     if not all(-INT63 <= token_id < INT63 for token_id in value):
         raise ValueError("holds a token id that does not fit in 64 bits")
     return TokenPrompt(tuple(value))
@@ -178,6 +179,8 @@ class ChatBody(ToolUse, _Generate):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    server_tools: list[str] | None = None
+    """Of the tools that the server runs, those that the model may call; None for all."""
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> Self:
@@ -195,14 +198,11 @@ class ChatBody(ToolUse, _Generate):
         return self._request(request_id, prompt, limit)
 
     def grammar(self) -> Grammar | None:
-        """Raises InvalidRequest for a form together with tools, since either could be what the model chooses."""
+        """A form is that of what the answer says where it calls no tool."""
         form = super().grammar()
-        if form is not None and self.offered:
-            raise InvalidRequest(
-                f"{form.field} and tools cannot be followed at once yet; leave one out, or set tool_choice to 'none'.",
-                param="tools",
-            )
-        return form or self.tool_grammar()
+        if self.is_forced:
+            return self.tool_grammar()
+        return form and replace(form, max_calls=self.max_calls)
 
 
 class CompletionBody(_Generate):

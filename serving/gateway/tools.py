@@ -5,15 +5,14 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from serving.call_schema import NO_ARGUMENTS, call_schema
 from serving.errors import InvalidRequest
-from serving.gateway.schema_refs import moved
 from serving.gateway.speech.speech import SpeechPlan
 from serving.replica.status import ReplicaStatus
-from serving.request import Grammar, GrammarKind
+from serving.request import MAX_CALLS, Grammar, GrammarKind
 
 MAX_TOOLS = 128
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
-NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class _Strict(BaseModel):
@@ -25,7 +24,8 @@ class Function(_Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Without effect: arguments of a call that is forced always follow the schema, others are the model's."""
+    """Without effect: arguments of calls follow the schema where a call is forced or the answer has a form, others are
+    the model's."""
 
     def to_template(self) -> dict[str, Any]:
         described = {"name": self.name, "description": self.description or "", "parameters": self.parameters}
@@ -75,6 +75,15 @@ class ToolUse(_Strict):
         """What the model is told of."""
         return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or ()]
 
+    @property
+    def is_forced(self) -> bool:
+        """The answer will be calls and nothing else."""
+        return self.tool_choice == "required" or self.named_tool is not None
+
+    @property
+    def max_calls(self) -> int:
+        return 0 if not self.offered else 1 if self.parallel_tool_calls is False else MAX_CALLS
+
     def tool_grammar(self) -> Grammar | None:
         """What a forced call looks like; None if nothing is forced."""
         if self.named_tool is not None:
@@ -84,8 +93,7 @@ class ToolUse(_Strict):
 
     def speech_plan(self, status: ReplicaStatus) -> SpeechPlan:
         """How the answer is to be read. Raises InvalidRequest for tools that the model cannot call in a known way."""
-        forced = self.tool_choice == "required" or self.named_tool is not None
-        if self.offered and not forced and status.ready and status.tool_dialect == "none":
+        if self.offered and not self.is_forced and status.ready and status.tool_dialect == "none":
             raise InvalidRequest(
                 f"how {status.model!r} calls tools is not known here; leave tools out, or force a call by tool_choice.",
                 param="tools",
@@ -100,21 +108,10 @@ class ToolUse(_Strict):
         )
 
     def _required_schema(self) -> dict[str, Any]:
-        """A list of calls. Each tool's own schema lies in a place of its own, so that its references stay right."""
-        places = {function.name: f"tool{i}" for i, function in enumerate(self.offered)}
-        calls = [_call_schema(name, place) for name, place in places.items()]
-        schemas = {places[f.name]: moved(f.parameters or NO_ARGUMENTS, places[f.name]) for f in self.offered}
+        """A list of calls."""
+        call, schemas = call_schema([(f.name, f.parameters or NO_ARGUMENTS) for f in self.offered])
         most = {"maxItems": 1} if self.parallel_tool_calls is False else {}
-        return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": schemas}
-
-
-def _call_schema(name: str, place: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{place}"}},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
+        return {"type": "array", "minItems": 1, **most, "items": call, "$defs": schemas}
 
 
 def _grammar(schema: dict[str, Any]) -> Grammar:

@@ -41,6 +41,7 @@ def submit_to_pb(handle: int, request: Request) -> pb.Submit:
         cache_salt=request.cache_salt,
         echo=request.echo,
         prompt_only=request.prompt_only,
+        embed=request.embed,
     )
     _prompt_to_pb(request.prompt, submit)
     if request.grammar is not None:
@@ -63,6 +64,7 @@ def request_from_pb(submit: pb.Submit) -> Request:
         cache_salt=submit.cache_salt,
         echo=submit.echo,
         prompt_only=submit.prompt_only,
+        embed=submit.embed,
     )
 
 
@@ -103,7 +105,12 @@ def status_from_pb(status: pb.Status) -> ReplicaStatus:
 
 
 def delta_to_pb(
-    handle: int, text: str, num_tokens: int, logprobs: Iterable[TokenLogprob], prompt: Iterable[TokenLogprob] = ()
+    handle: int,
+    text: str,
+    num_tokens: int,
+    logprobs: Iterable[TokenLogprob],
+    prompt: Iterable[TokenLogprob] = (),
+    embedding: bytes = b"",
 ) -> pb.Delta:
     return pb.Delta(
         handle=handle,
@@ -111,12 +118,13 @@ def delta_to_pb(
         num_tokens=num_tokens,
         logprobs=map(_logprob_to_pb, logprobs),
         prompt=map(_logprob_to_pb, prompt),
+        embedding=embedding,
     )
 
 
 def delta_from_pb(delta: pb.Delta) -> Delta:
     logprobs, prompt = (tuple(map(_logprob_from_pb, entries)) for entries in (delta.logprobs, delta.prompt))
-    return Delta(delta.text, delta.num_tokens, logprobs, prompt=prompt)
+    return Delta(delta.text, delta.num_tokens, logprobs, prompt=prompt, embedding=delta.embedding)
 
 
 def finished_to_pb(handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None) -> pb.Finished:
@@ -190,7 +198,7 @@ def _priority_from_pb(name: str) -> Priority:
 
 
 def _grammar_to_pb(grammar: Grammar) -> pb.Grammar:
-    return pb.Grammar(kind=grammar.kind.value, source=grammar.source, param=grammar.param)
+    return pb.Grammar(kind=grammar.kind.value, source=grammar.source, param=grammar.param, max_calls=grammar.max_calls)
 
 
 def _grammar_from_pb(grammar: pb.Grammar) -> Grammar:
@@ -198,7 +206,7 @@ def _grammar_from_pb(grammar: pb.Grammar) -> Grammar:
         kind = GrammarKind(grammar.kind)
     except ValueError as error:
         raise InvalidRequest(f"{grammar.kind!r} is no kind of grammar; one of {', '.join(GrammarKind)} is.") from error
-    return Grammar(kind, grammar.source, grammar.param)
+    return Grammar(kind, grammar.source, grammar.param, grammar.max_calls)
 
 
 def _sampling_to_pb(sampling: SamplingParams, unset: frozenset[str]) -> pb.Sampling:

@@ -49,6 +49,8 @@ class Delta:
     """Which of the answers to the prompt."""
     prompt: tuple[TokenLogprob, ...] = ()
     """If asked for: the prompt's own tokens, all before the first of the answer; if echoed, their text is in `text`."""
+    embedding: bytes = b""
+    """If asked for, once: the prompt's, of length 1, as float32 in little-endian order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class Inbox:
         self._num_tokens = 0
         self._logprobs: list[TokenLogprob] = []
         self._prompt: list[TokenLogprob] = []
+        self._embedding = b""
         self._end: Finished | ServiceError | None = None
         self._on_news: Callable[[], None] = _nobody_waits
 
@@ -43,6 +44,7 @@ class Inbox:
         self._num_tokens += delta.num_tokens
         self._logprobs += delta.logprobs
         self._prompt += delta.prompt
+        self._embedding = self._embedding or delta.embedding
         self._on_news()
 
     def end(self, end: Finished | ServiceError) -> None:
@@ -65,8 +67,8 @@ class Inbox:
 
     def _take_delta(self) -> Delta:
         text, logprobs, prompt = "".join(self._parts), tuple(self._logprobs), tuple(self._prompt)
-        delta = Delta(text, self._num_tokens, logprobs, self._choice, prompt)
-        self._parts, self._num_tokens, self._logprobs, self._prompt = [], 0, [], []
+        delta = Delta(text, self._num_tokens, logprobs, self._choice, prompt, self._embedding)
+        self._parts, self._num_tokens, self._logprobs, self._prompt, self._embedding = [], 0, [], [], b""
         return delta
 
 

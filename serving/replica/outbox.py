@@ -23,6 +23,7 @@ class _Text:
     num_tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt: list[TokenLogprob] = field(default_factory=list)
+    embedding: bytes = b""
 
 
 class Outbox:
@@ -60,6 +61,7 @@ class Outbox:
         unsent.num_tokens += delta.num_tokens
         unsent.logprobs += delta.logprobs
         unsent.prompt += delta.prompt
+        unsent.embedding = unsent.embedding or delta.embedding
         self._changed()
 
     def finish(self, handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None = None) -> None:
@@ -87,7 +89,9 @@ class Outbox:
 
     def _take_deltas(self) -> list[pb.Delta]:
         return [
-            convert.delta_to_pb(handle, "".join(unsent.parts), unsent.num_tokens, unsent.logprobs, unsent.prompt)
+            convert.delta_to_pb(
+                handle, "".join(unsent.parts), unsent.num_tokens, unsent.logprobs, unsent.prompt, unsent.embedding
+            )
             for handle, unsent in self._texts.items()
         ]
 

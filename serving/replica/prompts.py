@@ -14,6 +14,7 @@ from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from serving.request import (
     MAX_PROMPT_NUMBERS,
     ChatPrompt,
+    Grammar,
     Priority,
     Prompt,
     Request,
@@ -36,6 +37,7 @@ class ReadPrompt:
     echo: tuple[str, ...] = ()
     """The text of each token, if the answer begins with the prompt."""
     prompt_only: bool = False
+    embed: bool = False
     in_thought: bool = False
     """The prompt has opened the model's thought: the answer begins within it."""
     shown: tuple[str, ...] = ()
@@ -64,15 +66,19 @@ class PromptReader:
     vocab_size: int
     tool_dialect: ToolDialect = ToolDialect.NONE
     thinks: bool = False
+    embeds: bool = False
+    """Whether the engine makes embeddings."""
 
     def read(self, request: Request) -> ReadPrompt:
         """Raises ModelNotFound, PromptTooLong or InvalidRequest."""
         self._check_model(request.model)
+        if request.embed and not self.embeds:
+            raise InvalidRequest(f"{self.model!r} is served without embeddings; --embeddings mean or last serves them.")
         token_ids, in_thought = self._token_ids(request.prompt)
         self._check_prompt(token_ids, "messages" if isinstance(request.prompt, ChatPrompt) else "prompt")
         self._check_steering(request.sampling)
         sampling = self._sampling(request, len(token_ids))
-        matcher = None if request.grammar is None else self.grammars.compile(request.grammar, in_thought=in_thought)
+        matcher = None if request.grammar is None else self._matcher(request.grammar, request.prompt, in_thought)
         self._check_prompt_logprobs(sampling.prompt_logprobs, len(token_ids), request.num_choices)
         echo = self._pieces(token_ids) if request.echo else ()
         return ReadPrompt(
@@ -83,9 +89,14 @@ class PromptReader:
             request.cache_salt,
             echo,
             request.prompt_only,
+            request.embed,
             in_thought,
             self._shown(request.prompt),
         )
+
+    def _matcher(self, grammar: Grammar, prompt: Prompt, in_thought: bool) -> Matcher:
+        functions = [(f["name"], f["parameters"]) for f in _functions(prompt)] if grammar.max_calls else []
+        return self.grammars.compile(grammar, in_thought=in_thought, functions=functions, dialect=self.tool_dialect)
 
     def tokenize(self, model: str, prompt: Prompt, *, with_bos: bool, add_generation_prompt: bool) -> list[int]:
         """Raises ModelNotFound or InvalidRequest."""
@@ -185,6 +196,11 @@ class PromptReader:
         """What the model's authors advise for the fields that the client left out."""
         advice = {name: getattr(self.defaults, name) for name in unset}
         return {name: value for name, value in advice.items() if value is not None}
+
+
+def _functions(prompt: Prompt) -> list[dict[str, Any]]:
+    """As OpenAI describes them."""
+    return [tool["function"] for tool in prompt.tools] if isinstance(prompt, ChatPrompt) else []
 
 
 def _tokens(count: int) -> str:

@@ -72,6 +72,7 @@ class RunningTable:
                     deadline=deadline,
                     matcher=answer.matcher,
                     after="" if engine_id == engine_ids[0] else engine_ids[0],
+                    embed=answer.embed,
                 )
             )
         first = self._running[engine_ids[0]]
@@ -108,6 +109,8 @@ class RunningTable:
     def _push(self, running: _Running, output: SequenceOutput) -> None:
         if output.prompt_logprobs and running.echo is not None:
             self._tell_prompt(running, running.echo.push(output.prompt_logprobs))
+        if output.embedding:
+            running.listener.add(running.handle, Delta("", 0, embedding=output.embedding))
         try:
             news = running.answer.push(output)
         except Exception:  # one answer's text must not cost the others theirs

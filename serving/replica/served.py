@@ -41,6 +41,7 @@ class ServedModel:
             engine.vocab_size,
             ToolDialect(config.tool_dialect) if config.tool_dialect else choose_tool_dialect(template),
             thinks(template) if config.reasoning is None else config.reasoning,
+            config.embeddings is not None,
         )
         return cls(name, engine, reader, eos_ids, capacity=config.num_slots + config.max_waiting)
 

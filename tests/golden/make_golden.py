@@ -13,12 +13,14 @@ It reads `inputs.json` ({"prompts", "texts", "chats"}) and writes, all numbers f
     tiny_tied/ tiny_llama3/    Hugging Face folders of two small random models: grouped heads with tied embeddings;
                                an own head and llama3 rope scaling
     tiny_*/logits.npz          `prompt_0`, `prompt_1`, ... int32 [T]; `logits_0`, ... [T, V]: logits after every token
+    tiny_*/pooled.npz          `mean_0`, `last_0`, ... [D]: of the last hidden states of the same prompts
     smollm2_logits.json        [{"text", "ids", "top_ids", "top_logits", "logsumexp"}]: the last position's 20 best
     smollm2_tokenizer.json     {"texts": [{"text", "ids"}], "chats": [{"messages", "text", "ids"}]}
 """
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +96,7 @@ def write_tiny(folder: Path, config: LlamaConfig, tokenizer: PreTrainedTokenizer
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     np.savez_compressed(folder / "logits.npz", **tiny_logits(model, config.vocab_size))
+    np.savez_compressed(folder / "pooled.npz", **tiny_pooled(model, np.load(folder / "logits.npz")))
 
 
 def tiny_logits(model: LlamaForCausalLM, vocab_size: int) -> dict[str, np.ndarray]:
@@ -103,6 +106,16 @@ def tiny_logits(model: LlamaForCausalLM, vocab_size: int) -> dict[str, np.ndarra
         with torch.no_grad():
             arrays[f"logits_{index}"] = model(prompt).logits[0].numpy()
         arrays[f"prompt_{index}"] = prompt[0].numpy().astype(np.int32)
+    return arrays
+
+
+def tiny_pooled(model: LlamaForCausalLM, prompts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    arrays = {}
+    for index in range(len(PROMPT_LENGTHS)):
+        prompt = torch.from_numpy(prompts[f"prompt_{index}"].astype(np.int64))[None]
+        with torch.no_grad():
+            hidden = model.model(prompt).last_hidden_state[0].numpy()
+        arrays[f"mean_{index}"], arrays[f"last_{index}"] = hidden.mean(axis=0), hidden[-1]
     return arrays
 
 

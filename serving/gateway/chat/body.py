@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from serving.errors import InvalidRequest
+from serving.gateway.call import Services
+from serving.gateway.chats import Chat
 from serving.gateway.schema import ChatBody, parse_chat
 
 NOT_TOLD = {"logprobs": False, "top_logprobs": 0, "stream_options": None, "prompt_logprobs": None}
@@ -16,8 +18,12 @@ class ShortBody(ChatBody):
     model: str = ""
 
 
-def parse_short(fields: Mapping[str, Any], served: str) -> ChatBody:
+def read_short(services: Services, fields: Mapping[str, Any]) -> Chat:
     """Raises InvalidRequest."""
+    return Chat.read(services, fields, lambda offered: _parse(offered, services.replica.status.model))
+
+
+def _parse(fields: Mapping[str, Any], served: str) -> ChatBody:
     for name, nothing in NOT_TOLD.items():
         if fields.get(name) not in (None, nothing):
             raise InvalidRequest(f"{name} is not told in the short form; use /v1/chat/completions.", param=name)

@@ -6,8 +6,8 @@ from starlette.responses import Response
 
 from serving.gateway.answer import AnswerResponse
 from serving.gateway.body import read_json_object
-from serving.gateway.call import Call, Services
-from serving.gateway.chat.body import ShortBody, parse_short
+from serving.gateway.call import Services
+from serving.gateway.chat.body import ShortBody, read_short
 from serving.gateway.chat.format import ShortFormat
 from serving.gateway.chat.socket import ChatSocket
 from serving.gateway.openapi import reads
@@ -19,10 +19,8 @@ def chat_router(services: Services, max_body_bytes: int) -> APIRouter:
 
     @router.post("/v1/chat", openapi_extra=reads(ShortBody))
     async def chat(request: Request) -> Response:
-        body = parse_short(await read_json_object(request, max_body_bytes), services.replica.status.model)
-        plan = body.speech_plan(services.replica.status)
-        call = Call(services, body.to_request(request_id_of(request)))
-        return AnswerResponse(call, ShortFormat(), stream=bool(body.stream), plan=plan)
+        chat = read_short(services, await read_json_object(request, max_body_bytes))
+        return AnswerResponse(chat.exchange(request_id_of(request)), ShortFormat(), stream=bool(chat.body.stream))
 
     @router.websocket("/v1/chat/ws")
     async def chat_socket(socket: WebSocket) -> None:

@@ -14,11 +14,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from serving.errors import EngineFailed, InvalidRequest, ServiceError
 from serving.gateway.body import check_depth
-from serving.gateway.call import Call, Services, total_usage
-from serving.gateway.chat.body import parse_short
+from serving.gateway.call import Services
+from serving.gateway.chat.body import read_short
 from serving.gateway.chat.format import Event, end_event, error_event, said_events, usage_event
 from serving.gateway.request_id import HEADER, choose_request_id
-from serving.gateway.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -87,19 +86,15 @@ class ChatSocket:
             await self._tell(error_event(EngineFailed("the gateway failed on this turn; its log says why.")))
 
     async def _answer(self, fields: dict[str, Any]) -> None:
-        services = self._services
-        body = parse_short(fields, services.replica.status.model)
-        call = Call(services, body.to_request(self._request_id))
-        plan = body.speech_plan(services.replica.status)
+        exchange = read_short(self._services, fields).exchange(self._request_id)
         try:
-            await call.open()
-            transcript = Transcript(plan, 1, in_thought=call.in_thought)
-            while not transcript.is_complete:
-                for event in said_events(transcript.hear(await call.next())):
+            await exchange.open()
+            while not exchange.is_complete:
+                for event in said_events(await exchange.next()):
                     await self._tell(event)
-            await self._tell(usage_event(total_usage(transcript.finished)))
+            await self._tell(usage_event(exchange.usage))
         finally:
-            call.close()
+            exchange.close()
 
     async def _tell(self, event: Event) -> None:
         await self._socket.send_text(orjson.dumps(event).decode())

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.errors import InvalidRequest
+from serving.gateway.call import Services
+from serving.gateway.chats import Chat
 from serving.gateway.labels import Labels
 from serving.gateway.responses.items import InputItem, to_messages
-from serving.gateway.schema import ChatBody, parse_chat
 
 CHAT_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 
@@ -84,13 +85,14 @@ class ResponseBody(Labels):
     include: Annotated[list[str], Field(max_length=0)] | None = None
     background: Literal[False] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    server_tools: list[str] | None = None
     priority: Literal["interactive", "batch"] | None = None
     deadline_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
     def new_messages(self) -> list[dict[str, Any]]:
         return to_messages(self.input)
 
-    def to_chat(self, conversation: list[dict[str, Any]]) -> ChatBody:
+    def to_chat(self, conversation: list[dict[str, Any]], services: Services) -> Chat:
         """`conversation` is what came before the input and the input. Raises InvalidRequest."""
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         named = self.tool_choice
@@ -106,11 +108,12 @@ class ResponseBody(Labels):
             else named,
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self.text.format.to_chat() if self.text and self.text.format else None,
+            "server_tools": self.server_tools,
             "priority": self.priority,
             "deadline_ms": self.deadline_ms,
         }
         try:
-            return parse_chat(fields)
+            return Chat.read(services, fields)
         except InvalidRequest as error:
             error.param = CHAT_NAMES.get(error.param or "", error.param)
             raise

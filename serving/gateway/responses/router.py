@@ -9,7 +9,7 @@ from starlette.responses import Response
 from serving.errors import InvalidRequest
 from serving.gateway.answer import AnswerResponse
 from serving.gateway.body import read_json_object
-from serving.gateway.call import Call, Services
+from serving.gateway.call import Services
 from serving.gateway.choice import Choice
 from serving.gateway.errors import NoSuchPath
 from serving.gateway.openapi import reads
@@ -32,15 +32,13 @@ def responses_router(services: Services, max_body_bytes: int, store: ResponseSto
     async def create(request: Request) -> Response:
         body = parse_body(ResponseBody, await read_json_object(request, max_body_bytes))
         conversation = [*_before(store, body.previous_response_id), *body.new_messages()]
-        chat = body.to_chat(conversation)
+        exchange = body.to_chat(conversation, services).exchange(request_id_of(request))
 
         def keep(response_id: str, response: bytes, choice: Choice) -> None:
             if body.store is not False:
                 store.put(response_id, response, [*conversation, answer_message(choice)])
 
-        call = Call(services, chat.to_request(request_id_of(request)))
-        plan = chat.speech_plan(services.replica.status)
-        return AnswerResponse(call, ResponsesFormat(body, keep), stream=bool(body.stream), plan=plan)
+        return AnswerResponse(exchange, ResponsesFormat(body, keep), stream=bool(body.stream))
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve(response_id: str) -> Response:

@@ -15,7 +15,7 @@ class ClientBatch(_message.Message):
     def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "model", "text", "token_ids", "messages_json", "tools_json", "sampling", "grammar", "priority", "echo", "prompt_only", "deadline_ms", "cache_salt", "num_choices")
+    __slots__ = ("handle", "request_id", "model", "text", "token_ids", "messages_json", "tools_json", "sampling", "grammar", "priority", "echo", "prompt_only", "embed", "deadline_ms", "cache_salt", "num_choices")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    EMBED_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
@@ -43,20 +44,23 @@ class Submit(_message.Message):
     priority: str
     echo: bool
     prompt_only: bool
+    embed: bool
     deadline_ms: int
     cache_salt: str
     num_choices: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages_json: _Optional[str] = ..., tools_json: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., priority: _Optional[str] = ..., echo: _Optional[bool] = ..., prompt_only: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_choices: _Optional[int] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages_json: _Optional[str] = ..., tools_json: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., priority: _Optional[str] = ..., echo: _Optional[bool] = ..., prompt_only: _Optional[bool] = ..., embed: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_choices: _Optional[int] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("kind", "source", "param")
+    __slots__ = ("kind", "source", "param", "max_calls")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
+    MAX_CALLS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     source: str
     param: str
-    def __init__(self, kind: _Optional[str] = ..., source: _Optional[str] = ..., param: _Optional[str] = ...) -> None: ...
+    max_calls: int
+    def __init__(self, kind: _Optional[str] = ..., source: _Optional[str] = ..., param: _Optional[str] = ..., max_calls: _Optional[int] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -135,18 +139,20 @@ class Accepted(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., in_thought: _Optional[bool] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("handle", "text", "num_tokens", "logprobs", "prompt")
+    __slots__ = ("handle", "text", "num_tokens", "logprobs", "prompt", "embedding")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     handle: int
     text: str
     num_tokens: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     prompt: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, handle: _Optional[int] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    embedding: bytes
+    def __init__(self, handle: _Optional[int] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., embedding: _Optional[bytes] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token", "logprob", "text_offset", "top", "token_id", "rank", "top_ids")

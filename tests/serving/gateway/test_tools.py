@@ -222,7 +222,6 @@ async def test_the_official_client_reads_calls(engine):
         ({"tool_choice": "maybe"}, "tool_choice", "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice", "'h'"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice", "no tools"),
-        ({"response_format": {"type": "json_object"}}, "tools", "at once"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "need each other"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages", "content is missing"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [
@@ -258,6 +257,23 @@ async def test_a_dialect_may_be_chosen_or_unknown(engine):
         assert message["tool_calls"]
         thought = "<think>x</think>y"
         assert (await whole(http, says=thought, tools=None))[0]["content"] == thought
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("form", "is_call"), [({"guided_choice": ["yes"]}, True), ({"guided_regex": "00"}, False)])
+async def test_with_a_form_the_answer_is_a_call_or_in_the_form(http, form, is_call, stream):
+    """The fake model takes the lowest letter that may come: `0` is lower than `<`, with which a call begins."""
+    asked = {"says": "x", "stop": None, "parallel_tool_calls": False, **form}
+    message, reason = await (streamed if stream else whole)(http, **asked)
+    if is_call:
+        (call,) = message["tool_calls"]
+        assert (call["function"]["name"], reason) == ("look", "tool_calls")
+        assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+    else:
+        assert (message["content"], reason) == ("00", "stop")
+        assert "tool_calls" not in message
+    forced, forced_reason = await whole(http, **asked, tool_choice="required")
+    assert forced["tool_calls"] and forced_reason == "tool_calls", "a call that is forced has no form"
 
 
 async def test_a_form_applies_to_what_follows_the_thought(engine):

@@ -1,4 +1,4 @@
-from serving.gateway.schema_refs import moved
+from serving.schema_refs import moved
 
 
 def test_references_of_a_schema_that_moves_stay_right():

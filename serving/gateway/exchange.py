@@ -1,0 +1,70 @@
+"""Exchange: one request and all that is said in answer to it, whatever the protocol. `CallExchange` is one call of the
+replica; `server_tools.ToolExchange` may be several."""
+
+from typing import Protocol
+
+from serving.gateway.call import Call, total_usage
+from serving.gateway.speech.speech import SpeechPlan
+from serving.gateway.transcript import Said, Transcript
+from serving.request import Usage
+
+
+class Exchange(Protocol):
+    """`open`, `next` until it is complete, and `close` whatever happened."""
+
+    @property
+    def num_choices(self) -> int: ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Every choice has told its end."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """Of all of it, once it is complete."""
+        ...
+
+    async def open(self) -> None:
+        """Wait until the replica accepts. Raises ServiceError."""
+        ...
+
+    async def next(self) -> Said:
+        """Raises ServiceError when the answer fails on its way."""
+        ...
+
+    def close(self) -> None:
+        """Frees what is still held. May be called twice."""
+        ...
+
+
+class CallExchange:
+    """What one call says, as a plan reads it."""
+
+    def __init__(self, call: Call, plan: SpeechPlan = SpeechPlan()) -> None:  # noqa: B008 - frozen
+        self._call = call
+        self._plan = plan
+        self._transcript = Transcript(plan, call.num_choices)
+
+    @property
+    def num_choices(self) -> int:
+        return self._call.num_choices
+
+    @property
+    def is_complete(self) -> bool:
+        return self._transcript.is_complete
+
+    @property
+    def usage(self) -> Usage:
+        return total_usage(self._transcript.finished)
+
+    async def open(self) -> None:
+        await self._call.open()
+        if self._call.in_thought:
+            self._transcript = Transcript(self._plan, self._call.num_choices, in_thought=True)
+
+    async def next(self) -> Said:
+        return self._transcript.hear(await self._call.next())
+
+    def close(self) -> None:
+        self._call.close()

@@ -1,0 +1,1 @@
+"""Tools that the gateway runs itself when the model calls them."""

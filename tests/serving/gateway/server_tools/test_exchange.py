@@ -1,0 +1,257 @@
+"""Tools that the gateway runs. The model says its prompt, or if results of tools came last, those."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from websockets.asyncio.client import connect
+
+from serving.gateway.server_tools import caller
+from serving.gateway.server_tools.config import ServerTool, ServerTools
+from tests.fakes import FAKE_NAME, FakeEngineLoop, fake_card, sse_events
+from tests.services import running_app, running_gateway, running_replica, until
+
+CHAT = "/v1/chat/completions"
+END = "§"
+TEMPLATE = (
+    "{% set results = messages | selectattr('role', 'equalto', 'tool') | map(attribute='content') | join(' ') %}"
+    "{% if messages[-1]['role'] == 'tool' %}{{ results }}§{% else %}"
+    "{% for m in messages %}{{ m['content'] }}{% endfor %}{% endif %}{# tools <tool_call> </think> #}"
+)
+OWN = {"type": "function", "function": {"name": "own", "parameters": {"type": "object"}}}
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+class Tools:
+    """An HTTP server on a port of its own. `answers` holds a body by path, or (status, body); "" never answers."""
+
+    def __init__(self):
+        self.answers = {}
+        self.asked = []
+        self.num_open = 0
+
+    @asynccontextmanager
+    async def running(self, **changes):
+        async with await asyncio.start_server(self._serve, "127.0.0.1") as server:
+            port = server.sockets[0].getsockname()[1]
+            names = ("weather", "clock", "slow")
+            yield ServerTools(
+                tool=[
+                    ServerTool(name=name, url=f"http://127.0.0.1:{port}/{name}", timeout_s=0.2 if name == "slow" else 5,
+                               headers={"x-key": "secret"}) for name in names
+                ], **changes,
+            )  # fmt: skip
+
+    async def _serve(self, reader, writer):
+        self.num_open += 1
+        try:
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode():
+                length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
+                path = head.split()[1].strip("/")
+                self.asked.append((path, json.loads(await reader.readexactly(length)), head.lower()))
+                answer = self.answers.get(path, "")
+                status, body = answer if isinstance(answer, tuple) else (200, answer)
+                if not body:
+                    await reader.read()
+                    break
+                writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+        except (asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self.num_open -= 1
+            writer.close()
+
+
+@pytest.fixture
+def tools():
+    return Tools()
+
+
+@pytest.fixture
+async def replica():
+    async with running_replica(FakeEngineLoop(max_seq_len=2000), card=fake_card(TEMPLATE)) as running:
+        yield running
+
+
+@pytest.fixture
+async def http(replica, tools):
+    async with tools.running() as served, running_app(replica.address, tools=served) as client:
+        yield client
+
+
+def body(says, **fields):
+    messages = [{"role": "user", "content": says + END}]
+    return {"model": FAKE_NAME, "messages": messages, "stop": END, "max_tokens": 300, **fields}
+
+
+async def whole(http, says, **fields):
+    response = await http.post(CHAT, json=body(says, **fields))
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    return answer["choices"][0]["message"], answer["choices"][0]["finish_reason"], answer["usage"]
+
+
+async def streamed(http, says, **fields):
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, usage, done = sse_events((await http.post(CHAT, json=body(says, **options, **fields))).text)
+    assert done == "[DONE]"
+    reasons = [c["choices"][0]["finish_reason"] for c in chunks]
+    assert reasons[:-1] == [None] * (len(chunks) - 1), "one end, whatever the number of rounds"
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+    calls = [call for c in chunks for call in c["choices"][0]["delta"].get("tool_calls", ())]
+    return text, calls, reasons[-1], usage["usage"]
+
+
+async def test_a_tool_is_run_and_the_answer_goes_on_with_its_result(http, tools):
+    tools.answers["weather"] = "7 degrees"
+    says = "Let me see. " + call("weather", city="Oslo")
+    message, reason, usage = await whole(http, says)
+    assert (message["content"], reason) == ("Let me see.\n\n7 degrees", "stop")
+    assert "tool_calls" not in message
+    assert await streamed(http, says) == (message["content"], [], "stop", usage)
+    path, arguments, head = tools.asked[0]
+    assert (path, arguments) == ("weather", {"city": "Oslo"})
+    assert "x-key: secret" in head and "x-request-id: " in head
+    assert usage["completion_tokens"] == len(f"{says}{END}7 degrees{END}".encode())
+    assert usage["prompt_tokens"] == len(f"{says}{END}7 degrees{END}".encode())
+
+
+async def test_calls_of_one_round_run_together_and_answer_in_order(http, tools):
+    tools.answers |= {"weather": "rain", "clock": "noon"}
+    message, _, _ = await whole(http, call("clock") + call("weather", city="Oslo"))
+    assert message["content"] == "noon rain"
+
+
+async def test_rounds_end_at_the_limit_and_then_nothing_can_be_called(replica, tools):
+    tools.answers["clock"] = again = call("clock")
+    async with tools.running(max_rounds=2) as served, running_app(replica.address, tools=served) as http:
+        message, reason, _ = await whole(http, again)
+    assert len(tools.asked) == 2
+    assert (message["content"], reason) == (f"{again} {again}", "stop"), "what looks like a call is text then"
+
+
+@pytest.mark.parametrize(
+    ("says", "answers", "told"),
+    [
+        (call("weather"), {"weather": (500, "out of rain")}, "error: weather answered with status 500: out of rain"),
+        (call("slow"), {}, "error: slow did not answer within 0.2 s."),
+        (call("clock"), {"clock": "x" * 5000}, "error: the answer of clock is larger than 4,096 bytes."),
+        ('<tool_call>{"name": "clock", "arguments": {"a": oops}}</tool_call>', {}, "error: the arguments of clock are"),
+        ('<tool_call>{"name": "clock", "arguments": "[1]"}</tool_call>', {}, "error: the arguments of clock must be a"),
+    ],
+)  # fmt: skip
+async def test_what_goes_wrong_is_told_to_the_model(http, tools, monkeypatch, says, answers, told):
+    monkeypatch.setattr(caller, "MAX_RESULT_BYTES", 4096)
+    tools.answers |= answers
+    message, reason, _ = await whole(http, says)
+    assert message["content"].startswith(told) and reason == "stop"
+
+
+async def test_a_tool_that_is_not_there_is_told_to_the_model(replica):
+    served = ServerTools(tool=[ServerTool(name="gone", url="http://127.0.0.1:9/")])
+    async with running_app(replica.address, tools=served) as http:
+        assert (await whole(http, call("gone")))[0]["content"] == "error: gone cannot be reached."
+        figures = (await http.get("/metrics")).text
+    assert 'podstream:server_tool_calls_total{outcome="failed",tool="gone"} 1.0' in figures
+
+
+async def test_calls_of_the_clients_tools_end_the_answer_as_ever(http, tools):
+    says = call("clock") + call("own", a=1)
+    message, reason, _ = await whole(http, says, tools=[OWN])
+    assert [(c["function"]["name"], c["function"]["arguments"]) for c in message["tool_calls"]] == [("own", '{"a": 1}')]
+    assert reason == "tool_calls" and not tools.asked
+    _, calls, reason, _ = await streamed(http, says, tools=[OWN])
+    assert {c["index"] for c in calls} == {0} and reason == "tool_calls"
+
+
+async def test_a_tool_of_the_clients_own_hides_the_servers(http, tools):
+    own = {"type": "function", "function": {"name": "clock"}}
+    message, reason, _ = await whole(http, call("clock"), tools=[own])
+    assert message["tool_calls"][0]["function"]["name"] == "clock" and reason == "tool_calls"
+    assert not tools.asked
+
+
+async def test_a_forced_call_is_forced_once(http, tools):
+    tools.answers["clock"] = "noon"
+    named = {"type": "function", "function": {"name": "clock"}}
+    for choice in ("required", named):
+        fields = {"tool_choice": choice, "server_tools": ["clock"], "parallel_tool_calls": False}
+        message, reason, _ = await whole(http, "x", **fields)
+        assert (message["content"], reason) == ("noon", "stop")
+
+
+async def test_the_limit_of_tokens_is_that_of_the_whole_answer(http, tools):
+    tools.answers["clock"] = "noon and a bit"
+    says = call("clock")
+    limit = len(says) + 2 + 4  # the call, its end, and four letters more
+    message, reason, usage = await whole(http, says, max_tokens=limit)
+    assert (message["content"], reason, usage["completion_tokens"]) == ("noon", "length", limit)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"server_tools": []}, {"tool_choice": "none"}, {"n": 2}, {"server_tools": ["slow"]}]
+)
+async def test_what_is_not_offered_is_text(http, tools, fields):
+    message, _, _ = await whole(http, call("clock"), **fields)
+    assert message["content"] == call("clock") and not tools.asked
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"server_tools": ["rain"]}, "names 'rain'; this gateway runs weather, clock, slow"),
+        ({"server_tools": "clock"}, "server_tools"),
+        ({"server_tools": ["clock"], "n": 2}, "not possible together"),
+    ],
+)
+async def test_refusals(http, fields, words):
+    response = await http.post(CHAT, json=body("x", **fields))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "server_tools" and words in error["message"]
+
+
+async def test_every_protocol_runs_them(replica, tools):
+    tools.answers["clock"] = "noon"
+    asked = body(call("clock"))
+    async with tools.running() as served, running_gateway(replica.address, tools=served) as gateway:
+        short = await gateway.http.post("/v1/chat", json=asked | {"stream": False})
+        assert short.json()["text"] == "noon"
+        named = {"type": "function", "name": "clock"}
+        response = await gateway.http.post(
+            "/v1/responses", json={"model": FAKE_NAME, "input": "x", "max_output_tokens": 60, "tool_choice": named}
+        )
+        (item,) = response.json()["output"]
+        assert item["content"][0]["text"].startswith("noon")
+        async with connect(f"{gateway.url.replace('http', 'ws')}/v1/chat/ws") as socket:
+            await socket.send(json.dumps({"type": "chat", **asked}))
+            events = []
+            while not events or events[-1]["type"] != "usage":
+                events.append(json.loads(await socket.recv()))
+        assert "".join(event.get("text", "") for event in events) == "noon"
+        assert [event["finish_reason"] for event in events if event["type"] == "end"] == ["stop"]
+        await until(lambda: gateway.admission.num_in_flight == gateway.client.num_in_flight == 0)
+
+
+async def test_a_client_that_leaves_ends_the_tool_and_gives_its_place_back(replica, tools):
+    async with tools.running() as served, running_gateway(replica.address, tools=served) as gateway:
+        asking = asyncio.create_task(gateway.http.post(CHAT, json=body(call("weather"), stream=True)))
+        await until(lambda: tools.asked)
+        assert gateway.admission.num_in_flight == 1, "its place is held while the tool runs"
+        asking.cancel()
+        await asyncio.wait([asking])
+        await until(lambda: not tools.num_open and gateway.admission.num_in_flight == 0)
+        assert gateway.client.num_in_flight == 0
+
+
+async def test_a_replica_that_goes_away_meanwhile_is_an_error_in_the_stream(replica, tools):
+    async with tools.running() as served, running_gateway(replica.address, tools=served) as gateway:
+        asking = asyncio.create_task(gateway.http.post(CHAT, json=body(call("slow"), stream=True)))
+        await until(lambda: tools.asked)
+        await replica.server.stop(0)
+        events = sse_events((await asking).text)
+    assert events[-1]["error"]["code"] == "replica_unavailable"
