@@ -99,6 +99,7 @@ class Key:
         layers, experts = range(config.num_layers)[self.layers], range(config.num_experts)
         counts = {"L": layers, "Z": experts}
         rest = len(self.leaf_shape(config)) - len(self.leading) - len(self.at)
+        choices: list[list[tuple[int | None, int | slice]]]
         choices = [[(None, self.layers if letter == "L" else slice(None))] if letter in self.stacked
                    else list(enumerate(counts[letter])) for letter in self.leading]  # fmt: skip
         for chosen in product(*choices):

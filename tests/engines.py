@@ -28,6 +28,7 @@ from serving.engine.executables import Executables
 from serving.engine.loaded_model import LoadedModel
 from serving.engine.plan import Limits
 from serving.engine.programs import Programs
+from serving.engine.prompt_logprobs import StepLogprobs
 from serving.engine.step import StepSpec
 from serving.engine.trips import ENDED
 from serving.request import SamplingParams
@@ -188,7 +189,7 @@ class CountingPrograms:
         tokens_RI = np.full((shape.rows, self.spec.max_trips), ENDED, np.int32)
         for row, (num_trips, position) in enumerate(zip(num_trips_R, sample_position_R, strict=True)):
             tokens_RI[row, :num_trips] = [counted(position + i) for i in range(num_trips)]
-        return tokens_RI, None
+        return tokens_RI, StepLogprobs(None)  # nobody asks
 
 
 def counted(position):

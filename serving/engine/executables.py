@@ -12,7 +12,7 @@ import logging
 import os
 import pickle
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -71,6 +71,9 @@ def describe(value: object) -> str:
         return f"({','.join(map(describe, value))})"
     if isinstance(value, FunctionType):  # its own text has an address
         return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, partial):
+        return f"partial{describe((value.func, value.args, tuple(sorted(value.keywords.items()))))}"
+    assert " at 0x" not in repr(value), f"{value!r} would be another one in the next process"
     return repr(value)
 
 

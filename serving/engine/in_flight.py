@@ -76,7 +76,7 @@ class InFlight:
             not (plan.prefill or plan.catch_up),
             logprobs.rows.start_copy() if slots.logprobs_B.any() else None,
             PromptsInFlight.of(plan, logprobs),
-            PoolingInFlight.of(plan, pooling, logprobs and logprobs.pooled_2SD, tile_tokens),
+            PoolingInFlight.of(plan, pooling, logprobs.pooled_2SD, tile_tokens),
             dispatched_s,
         )
 

@@ -10,6 +10,7 @@ from serving.engine.api import EngineRequest
 from serving.engine.batch import step_shapes
 from serving.engine.engine import Engine
 from serving.engine.plan import Limits
+from serving.engine.prompt_logprobs import StepLogprobs
 from serving.engine.step import StepSpec
 from serving.request import SamplingParams
 
@@ -26,8 +27,8 @@ class NullPrograms:
         self.shapes = step_shapes(num_slots, MAX_TILES)
         self._tokens_RI = np.ones((num_slots, 1), np.int32)
 
-    def run(self, shape: object, packed: object, masks: object = None) -> tuple[np.ndarray, None]:
-        return self._tokens_RI, None
+    def run(self, shape: object, packed: object, masks: object = None) -> tuple[np.ndarray, StepLogprobs]:
+        return self._tokens_RI, StepLogprobs(None)  # type: ignore[arg-type]  # nobody asks
 
 
 def host_microseconds_per_step(num_running: int, num_steps: int = 300) -> float:

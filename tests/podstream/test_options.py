@@ -17,7 +17,7 @@ ENGINE = EngineConfig(
     "/models/x", "name", "data=1,tensor=4", "float32", 3, 8, 99, 123_456, 300, 17, 5, overlap=False,
     prefix_cache=False, compile_cache="/c", crash_folder="/d", decode_steps=3, quantize="int8",
     kv_dtype="fp8", attention="xla", speculate="ngram:5", tool_dialect="mistral", reasoning=False,
-    model_files="/f", keys="/k.toml",
+    model_files="/f", keys="/k.toml", embeddings="last",
 )  # fmt: skip
 GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5)
 

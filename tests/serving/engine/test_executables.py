@@ -1,6 +1,7 @@
 """Kept programs do what compiled ones do, and nothing else is ever taken for them."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -118,7 +119,14 @@ def test_a_description_is_the_same_in_every_process_and_tells_values_apart():
         kernel: object
         config: ModelConfig
 
-    spec = Spec(MESH, abstract_cache, ModelConfig.tiny())
+    spec = Spec(MESH, partial(abstract_cache, widened="float32"), ModelConfig.tiny())
     assert " at 0x" not in describe(spec)
-    others = replace(spec, kernel=None), replace(spec, mesh=None), replace(spec, config=ModelConfig.tiny(num_layers=7))
-    assert len({describe(spec), *map(describe, others)}) == 4
+    others = (
+        replace(spec, kernel=abstract_cache),
+        replace(spec, kernel=partial(abstract_cache, widened="bfloat16")),
+        replace(spec, mesh=None),
+        replace(spec, config=ModelConfig.tiny(num_layers=7)),
+    )
+    assert len({describe(spec), *map(describe, others)}) == 5
+    with pytest.raises(AssertionError, match="next process"):
+        describe((spec, object()))

@@ -82,5 +82,5 @@ async def test_a_form_that_cannot_be_enforced_is_refused_before_the_answer_begin
     response = await http.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     error = response.json()["error"]
-    assert error["param"] == "response_format"
+    assert error["param"] == "guided_json"
     assert "'uniqueItems' at the top is not enforced" in error["message"]
