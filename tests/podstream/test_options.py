@@ -19,7 +19,7 @@ ENGINE = EngineConfig(
     kv_dtype="fp8", attention="xla", speculate="ngram:5", tool_dialect="mistral", reasoning=False,
     model_files="/f", keys="/k.toml", embeddings="last",
 )  # fmt: skip
-GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5)
+GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5, "/t.toml")
 
 
 def read_back(monkeypatch, module, arguments):
