@@ -73,6 +73,7 @@ class Engine:
         self._in_flight: InFlight | None = None
         self._clock = StepClock()
         self._trip_times, self._verify_times = TripTimes(trip_s), TripTimes(verify_s)
+        self._costs = self._trip_times if trip_s is None else None
         drafter = TextDrafter() if programs.draft is None else ModelDrafter(programs.draft.spec.max_tiles)
         self._speculation = Speculation(limits.max_drafts, drafter) if limits.max_drafts else None
         self._mask_writer = MaskWriter()
@@ -176,6 +177,7 @@ class Engine:
             roster.num_promoted,
             trip_s,
             *self._draft(trip_s),
+            self._costs,
         )
 
     def _draft(self, trip_s: float) -> Drafts:
@@ -243,11 +245,11 @@ class Engine:
     def _note_time(self, step: InFlight, tokens_RI: NDArray[np.int32]) -> None:
         call_s = self._clock.end_call(step.dispatched_s)
         if step.is_timed:
-            num_trips = int(np.count_nonzero(tokens_RI.max(axis=0) != ENDED))
+            num_trips = 1 if step.num_tiles else int(np.count_nonzero(tokens_RI.max(axis=0) != ENDED))
             if step.num_drafts_r is None:
-                self._trip_times.note(len(step.row_r), call_s, num_trips)
+                self._trip_times.note(step.num_rows, call_s, num_trips, step.num_tiles)
             else:  # nothing was dispatched meanwhile, so the host's time comes on top
-                self._verify_times.note(len(step.row_r), call_s + self._clock.last_host_s, min(num_trips, 1))
+                self._verify_times.note(step.num_rows, call_s + self._clock.last_host_s, min(num_trips, 1))
 
     def _finish_late(self, sequence: Sequence, now: float) -> SequenceOutput:
         late_s = now - (sequence.request.deadline or now)

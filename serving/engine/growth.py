@@ -47,13 +47,14 @@ def plan_growth(
     limits: Limits,
     max_trips: int = 1,
     num_drafts_B: NDArray[np.int64] | None = None,
+    held_B: NDArray[np.bool_] | None = None,
 ) -> Growth:
-    """Pure. Guesses if there are pages for them, else as many trips as there are pages for, up to `max_trips`; preempts
-    for the first alone.
+    """Pure. For all who can decode but those held back: guesses if there are pages for them, else as many trips as
+    there are pages for, up to `max_trips`; preempts for the first alone.
 
     Pages promised never exceed the free ones plus those that the preempted surely give back.
     """
-    decode = slots.decoding()
+    decode = slots.decoding(held_B)
     num_free, num_tokens_r, num_pages_r = pages.num_free, slots.num_tokens_B[decode], pages.num_pages_B[decode]
     if num_drafts_B is not None:
         want_r = num_tokens_r + num_drafts_B[decode]

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from kv.page_table import pages_for
 from serving.engine.api import TokenLogprobs
 from serving.engine.batch import NOT_FINITE
 from serving.engine.logprobs import RowLogprobs
@@ -36,8 +37,11 @@ class InFlight:
     """Whether the last token is the last one that the sequence may have, or each of its tokens needs a look."""
     prefilled: tuple[tuple[int, Sequence, int], ...]
     """Rows and sequences with a chunk in this step, and how many of their tokens are in pages then."""
+    num_rows: int
+    num_tiles: int
+    """The size of its work, which its time belongs to."""
     is_timed: bool
-    """Whether it does nothing but decode, so that its time says what that takes."""
+    """Whether it does nothing beside."""
     logprobs: RowLogprobs | None
     """None when nobody asked: then they stay on the device."""
     prompts: PromptsInFlight | None
@@ -73,7 +77,9 @@ class InFlight:
             slots.owner_B[slot_r],
             (slots.num_tokens_B[slot_r] + plan.num_trips >= slots.max_len_B[slot_r]) | slots.watched_B[slot_r],
             tuple((row, c.sequence, c.start + c.length) for row, c in enumerate(plan.prefill, start=num_decode)),
-            not (plan.prefill or plan.catch_up),
+            num_decode + len(plan.prefill),
+            sum(pages_for(chunk.length, tile_tokens) for chunk in plan.prefill),
+            not plan.catch_up,
             logprobs.rows.start_copy() if slots.logprobs_B.any() else None,
             PromptsInFlight.of(plan, logprobs),
             PoolingInFlight.of(plan, pooling, logprobs.pooled_2SD, tile_tokens),

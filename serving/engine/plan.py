@@ -33,6 +33,12 @@ class Limits:
     """Tokens of a sequence that may be guessed for one call."""
     max_call_s: float = 0.02
     """How long a decode call of several trips may take: a newcomer waits for it, and its tokens come in one burst."""
+    share: float = 1.7
+    """How many times longer batch work may make a step in which interactive sequences decode."""
+    share_first: float = 1.1
+    """The same, while one of them waits for its first token."""
+    floor_every: int = 128
+    """One step of so many has no such bound."""
 
 
 class PageReader(Protocol):

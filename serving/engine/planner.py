@@ -11,6 +11,7 @@ requests that came before it; those that come later cannot hold it up.
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -20,6 +21,7 @@ from serving.engine.admission import AdmissionDraft
 from serving.engine.growth import choose_trips, plan_growth
 from serving.engine.plan import Chunk, Limits, PageReader, StepPlan
 from serving.engine.sequence import BATCH, INTERACTIVE, Sequence
+from serving.engine.sharing import Costs, Sharing, share_step
 from serving.engine.slots import SlotTable
 
 
@@ -33,17 +35,21 @@ def plan_step(
     trip_s: float = math.inf,
     drafts_BD: NDArray[np.int32] | None = None,
     catch_up: tuple[Chunk, ...] = (),
+    costs: Costs | None = None,
 ) -> StepPlan:
     """`waiting` is in the order of rank; `step` counts plans; `num_promoted` sequences are promoted and have not ended;
     one token for all takes about `trip_s` seconds; `drafts_BD` are guesses by slot, negative where there is none, and
-    `catch_up` is what a draft model must read before it can make more; both only when nobody waits or prefills.
+    `catch_up` is what a draft model must read before it can make more; both only when nobody waits or prefills. `costs`
+    say what batch work may share a step with people's; all of it without them.
 
     Pages promised never exceed the free ones plus those that the preempted surely give back.
     """
     prefilling = slots.prefilling()
+    sharing = None if costs is None else share_step(waiting, slots, limits, costs, step)
+    held_B = None if sharing is None else sharing.held_B
     if not (waiting or prefilling):  # the steady state: everyone decodes
         num_drafts_B = None if drafts_BD is None else np.count_nonzero(drafts_BD >= 0, axis=1)
-        growth = plan_growth(slots, pages, limits, choose_trips(slots, limits, trip_s), num_drafts_B)
+        growth = plan_growth(slots, pages, limits, choose_trips(slots, limits, trip_s), num_drafts_B, held_B)
         return StepPlan(
             preempt=growth.preempt,
             grow=growth.grow,
@@ -52,16 +58,18 @@ def plan_step(
             drafts_BD=drafts_BD if growth.with_drafts else None,
             catch_up=tuple(chunk for chunk in catch_up if chunk.sequence not in growth.preempt),
         )
-    growth = plan_growth(slots, pages, limits)
+    growth = plan_growth(slots, pages, limits, held_B=held_B)
     gone = set(map(id, growth.preempt))
     running = [sequence for sequence in prefilling if id(sequence) not in gone]
     draft = AdmissionDraft(slots, pages, limits, growth)
-    draft.go_on(s for s in running if s.band == INTERACTIVE)
+    draft.go_on(s for s in running if s.band == INTERACTIVE and not _waits_for_floor(s, sharing))
     # Whoever was just preempted for pages would be the first to be admitted again.
-    may_enter = not growth.preempt and draft.enter(waiting, INTERACTIVE)
-    draft.go_on(s for s in running if s.band == BATCH)
+    may_enter = not growth.preempt and draft.enter(_entering(waiting, sharing), INTERACTIVE)
+    if sharing is not None:
+        draft.keep_tiles(sharing.num_tiles)
+    draft.go_on(s for s in running if s.band == BATCH or _waits_for_floor(s, sharing))
     if may_enter and not draft.preempt:  # who was preempted comes before those who wait
-        draft.enter(waiting, BATCH)
+        draft.enter(_entering(waiting, sharing), BATCH)
     return StepPlan(
         promote=_choose_promoted(waiting, running, limits.patience, step) if num_promoted < limits.max_promoted else (),
         preempt=(*growth.preempt, *draft.preempt.values()),
@@ -70,6 +78,16 @@ def plan_step(
         decode=_without(growth.decode, draft.preempt),
         prefill=tuple(draft.prefill),
     )
+
+
+def _waits_for_floor(sequence: Sequence, sharing: Sharing | None) -> bool:
+    """Where batch work is bounded, a promoted sequence decodes like an interactive one, but its prompt does not go
+    before theirs."""
+    return sharing is not None and sequence.is_promoted
+
+
+def _entering(waiting: Items[Sequence], sharing: Sharing | None) -> Iterable[Sequence]:
+    return waiting if sharing is None else (s for s in waiting if not s.is_promoted)
 
 
 def _choose_promoted(

@@ -95,6 +95,7 @@ class Roster:
         for admission in plan.admit:
             self.pages.add(admission.sequence, admission.num_pages)
         self.pages.grow(plan.grow)
+        self.slots.decoded_at_B[plan.decode] = step
         for chunk in plan.catch_up:
             self.pages.note_drafted(chunk.sequence, chunk.start + chunk.length)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.engine.sequence import BATCH, NO_SLOT, Sequence, rank
+from serving.request import Priority
 
 STOPS = 4  # stop ids per slot that are compared for all slots at once; EOS and few more
 NO_TOKEN = -1
@@ -29,6 +30,10 @@ class SlotTable:
         """Whether the newest token lies in the device's `last_token[slot]`, so that the next step is a decode row."""
         self.batch_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         """Whether it is in the batch band."""
+        self.patient_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        """Whether it asked for that band; it stays so when it is promoted."""
+        self.decoded_at_B: NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        """The plan in which it decoded last; 0 before."""
         self.stop_BK: NDArray[np.int32] = np.full((num_slots, STOPS), NO_TOKEN, np.int32)
         """Tokens that end the sequence."""
         self.logprobs_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
@@ -71,9 +76,10 @@ class SlotTable:
         assert sequence is not None, "a free slot has no tokens"
         return int(self.num_tokens_B[slot]) - len(sequence.token_ids)
 
-    def decoding(self) -> NDArray[np.intp]:
-        """Slots that can decode a token."""
-        return np.flatnonzero(self.decodes_B & self.unfinished_B & ~self.unread_B)
+    def decoding(self, held_B: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
+        """Slots that can decode a token, without those that are held back."""
+        ready_B = self.decodes_B & self.unfinished_B & ~self.unread_B
+        return np.flatnonzero(ready_B if held_B is None else ready_B & ~held_B)
 
     def prefilling(self) -> list[Sequence]:
         """Sequences with tokens to prefill, best rank first."""
@@ -96,6 +102,8 @@ class SlotTable:
         self.num_tokens_B[slot] = len(sequence.token_ids)
         self.max_len_B[slot] = sequence.max_len
         self.batch_B[slot] = sequence.band == BATCH
+        self.patient_B[slot] = sequence.request.priority is Priority.BATCH
+        self.decoded_at_B[slot] = 0
         self.logprobs_B[slot] = sequence.request.sampling.logprobs is not None
         self.grammar_B[slot] = sequence.request.matcher is not None
         self.speculates_B[slot] = not (
@@ -110,7 +118,7 @@ class SlotTable:
         self._free.append(slot)
         self.sequences[slot] = None
         self.num_tokens_B[slot] = self.max_len_B[slot] = 0
-        self.decodes_B[slot] = self.batch_B[slot] = self.logprobs_B[slot] = False
+        self.decodes_B[slot] = self.batch_B[slot] = self.patient_B[slot] = self.logprobs_B[slot] = False
         self.grammar_B[slot] = self.unread_B[slot] = self.watched_B[slot] = self.speculates_B[slot] = False
         self.owner_B[slot] += 1
         sequence.slot = NO_SLOT

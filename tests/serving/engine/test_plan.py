@@ -64,8 +64,8 @@ class World:
     def num_releasable(self, sequence):
         return int(self.num_pages_B[sequence.slot])
 
-    def plan(self, step=0, num_promoted=0, limits=LIMITS, trip_s=0.001, drafts=None, catch_up=()):
-        return plan_step(self.waiting, self.slots, self, limits, step, num_promoted, trip_s, drafts, catch_up)
+    def plan(self, step=0, num_promoted=0, limits=LIMITS, trip_s=0.001, drafts=None, catch_up=(), costs=None):
+        return plan_step(self.waiting, self.slots, self, limits, step, num_promoted, trip_s, drafts, catch_up, costs)
 
 
 def chunks(plan):

@@ -1,0 +1,159 @@
+"""How much batch work shares a step with people's: what costs little, all of it; what costs much, a bounded part."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv.page_table import pages_for
+from serving.engine.sharing import share_step
+from serving.engine.trip_times import TripTimes
+from serving.request import Priority
+from tests.serving.engine.test_bands import Trace, ask
+from tests.serving.engine.test_plan import LIMITS, World, chunks
+
+BATCH = Priority.BATCH
+TILE = LIMITS.tile_tokens
+
+
+@dataclasses.dataclass
+class Costs:
+    """Seconds of a step, known of all sizes: `base` and so much for each row and tile."""
+
+    base: float = 1.0
+    row: float = 0.0
+    tile: float = 0.0
+
+    def of_step(self, num_rows, num_tiles):
+        return self.base + self.row * num_rows + self.tile * num_tiles
+
+    def at_most(self, num_rows, num_tiles):
+        return self.of_step(num_rows, num_tiles)
+
+
+class Unknown:
+    def of_step(self, num_rows, num_tiles):
+        return None
+
+    def at_most(self, num_rows, num_tiles):
+        return 0.0
+
+
+DEAR = Costs(row=0.3, tile=1.0)
+
+
+def crowd(people=2, batch=6, **kwargs):
+    world = World(num_free=200, num_slots=people + batch + 3, **kwargs)
+    for _ in range(people):
+        world.decode(6, 2)
+    return world, [world.decode(6, 2, priority=BATCH) for _ in range(batch)]
+
+
+@pytest.mark.parametrize("costs", [None, Costs(), Costs(row=1e-3, tile=1e-3)])
+def test_where_rows_cost_nothing_all_decode_and_prefill_together(costs):
+    world, _ = crowd()
+    new = world.wait(30, priority=BATCH)
+    plan = world.plan(step=1, costs=costs)
+    assert len(plan.decode) == 8 and chunks(plan) == [(new, 0, 24)]
+
+
+def test_where_rows_cost_much_batch_rows_take_turns():
+    world, batch = crowd()
+    seen = []
+    for step in range(1, 5):
+        plan = world.plan(step=step, costs=DEAR)
+        assert len(plan.decode) == 5, "2.5 s are less than 1.7 times the 1.6 s of two, and eight would take 3.4"
+        assert {0, 1} <= set(plan.decode.tolist()), "people always decode"
+        world.slots.decoded_at_B[plan.decode] = step
+        seen.append({s.slot for s in batch} & set(plan.decode.tolist()))
+    assert seen[0] | seen[1] == {s.slot for s in batch} and seen[2] == seen[0]
+
+
+def test_while_somebody_waits_for_a_first_token_batch_has_a_tenth_of_the_step():
+    world, _ = crowd()
+    new = world.wait(10)
+    plan = world.plan(step=1, costs=DEAR)
+    assert plan.decode.tolist() == [0, 1, 2] and chunks(plan) == [(new, 0, 10)]
+
+
+def test_a_batch_prompt_that_would_hold_people_up_waits_for_the_floor():
+    world, _ = crowd()
+    new = world.wait(30, priority=BATCH)
+    assert not world.plan(step=LIMITS.floor_every - 1, costs=DEAR).prefill
+    plan = world.plan(step=LIMITS.floor_every, costs=DEAR)
+    assert len(plan.decode) == 8 and chunks(plan) == [(new, 0, 24)]
+
+
+def test_a_promoted_sequence_decodes_with_people_and_its_prompt_holds_nobody_up():
+    world, batch = crowd()
+    batch[0].band, world.slots.batch_B[batch[0].slot] = 0, False
+    waiting = world.wait(30, priority=BATCH)
+    waiting.band = 0
+    world.waiting.insert(0, world.waiting.pop())
+    new = world.wait(10)
+    plan = world.plan(step=1, costs=DEAR)
+    assert batch[0].slot in plan.decode.tolist() and chunks(plan) == [(new, 0, 10)]
+
+
+def test_what_nobody_has_measured_is_tried_by_people_alone_first():
+    world, _ = crowd()
+    assert world.plan(step=1, costs=Unknown()).decode.tolist() == [0, 1]
+
+
+def test_without_people_nothing_is_held_back():
+    world, _ = crowd(people=0)
+    world.wait(30, priority=BATCH)
+    assert share_step(world.waiting, world.slots, LIMITS, DEAR, 1) is None
+
+
+def test_times_are_known_by_size_after_the_first_run_and_a_larger_step_corrects_a_smaller_one():
+    times = TripTimes()
+    for num_rows, num_tiles, seconds in (
+        (4, 0, 9.0),
+        (4, 0, 1.0),
+        (8, 1, 9.0),
+        (8, 1, 3.0),
+        (16, 3, 9.0),
+        (16, 3, 2.0),
+    ):
+        times.note(num_rows, seconds, 1, num_tiles)
+    assert times.of_step(3, 0) == 1.0 and times.of_step(3, 1) is times.of_step(5, 0) is None
+    assert times.at_most(5, 1) == 2.0, "a step with four times the work took less"
+    assert times.at_most(12, 4) == 2.0 and times.at_most(17, 0) == 0.0
+
+
+@given(
+    st.integers(0, 5), st.integers(0, 12),
+    st.lists(st.tuples(st.integers(1, 40), st.sampled_from(Priority)), max_size=5),
+    st.builds(Costs, st.floats(0.1, 5), st.floats(0, 1), st.floats(0, 5)), st.integers(1, 300),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_a_step_is_never_longer_than_agreed(people, batch, prompts, costs, step):
+    world, _ = crowd(people, batch)
+    for prompt, priority in prompts:
+        world.wait(prompt, priority=priority)
+    plan = world.plan(step=step, costs=costs)
+    first = [c for c in plan.prefill if c.sequence.request.priority is not BATCH]
+    if step % LIMITS.floor_every == 0 or not (people or first):
+        return
+    own_tiles = sum(pages_for(c.length, TILE) for c in first)
+    tiles = sum(pages_for(c.length, TILE) for c in plan.prefill)
+    rows = len(plan.decode) + (1 if plan.prefill else 0)
+    most = costs.of_step(people + bool(first), own_tiles) * (LIMITS.share_first if first else LIMITS.share)
+    alone = len(plan.decode) == people and tiles == own_tiles
+    assert alone or costs.of_step(rows, tiles) <= most + 1e-9
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from(Priority)), min_size=1, max_size=12),
+    st.sampled_from([DEAR, Unknown(), Costs(row=9.0)]),
+)
+@settings(max_examples=40, deadline=None)
+def test_all_end_whole_however_dear_company_is(requests, costs):
+    trace = Trace(num_pages=60, num_slots=4)
+    trace.engine._costs = costs
+    for i, request in enumerate(requests):
+        trace.submit(ask(i, *request))
+    trace.run_to_end(max_steps=60_000)
+    trace.check_answers()
