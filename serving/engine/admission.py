@@ -40,9 +40,9 @@ class AdmissionDraft:
             if self._num_tiles and sequence.slot not in self.preempt:
                 self._add_chunk(sequence, sequence.num_scheduled)
 
-    def keep_tiles(self, count: int) -> None:
-        """Let those who come from here on have so many tiles at most."""
-        self._num_tiles = min(self._num_tiles, count)
+    def give_tiles(self, count: int) -> None:
+        """Let those who come from here on have so many tiles together."""
+        self._num_tiles = count
 
     def enter(self, waiting: Iterable[Sequence], band: int) -> bool:
         """Admit sequences of one band until one does not fit: then nobody behind it may pass, and False is returned."""

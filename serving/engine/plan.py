@@ -37,8 +37,10 @@ class Limits:
     """How many times longer batch work may make a step in which interactive sequences decode."""
     share_first: float = 1.1
     """The same, while one of them waits for its first token."""
-    floor_every: int = 128
-    """One step of so many has no such bound."""
+    share_prefill: float = 4.0
+    """How many times longer prompts may make it."""
+    floor_every: int = 4
+    """One step of so many may do that for batch prompts."""
 
 
 class PageReader(Protocol):

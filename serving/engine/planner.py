@@ -62,11 +62,13 @@ def plan_step(
     gone = set(map(id, growth.preempt))
     running = [sequence for sequence in prefilling if id(sequence) not in gone]
     draft = AdmissionDraft(slots, pages, limits, growth)
+    if sharing is not None:
+        draft.give_tiles(sharing.people_tiles)
     draft.go_on(s for s in running if s.band == INTERACTIVE and not _waits_for_floor(s, sharing))
     # Whoever was just preempted for pages would be the first to be admitted again.
     may_enter = not growth.preempt and draft.enter(_entering(waiting, sharing), INTERACTIVE)
     if sharing is not None:
-        draft.keep_tiles(sharing.num_tiles)
+        draft.give_tiles(sharing.batch_tiles)
     draft.go_on(s for s in running if s.band == BATCH or _waits_for_floor(s, sharing))
     if may_enter and not draft.preempt:  # who was preempted comes before those who wait
         draft.enter(_entering(waiting, sharing), BATCH)
@@ -81,13 +83,13 @@ def plan_step(
 
 
 def _waits_for_floor(sequence: Sequence, sharing: Sharing | None) -> bool:
-    """Where batch work is bounded, a promoted sequence decodes like an interactive one, but its prompt does not go
-    before theirs."""
-    return sharing is not None and sequence.is_promoted
+    """A promoted sequence decodes like an interactive one, but where its prompt would hold them up it has the floor's
+    steps."""
+    return sharing is not None and not sharing.is_floor and sequence.is_promoted
 
 
 def _entering(waiting: Items[Sequence], sharing: Sharing | None) -> Iterable[Sequence]:
-    return waiting if sharing is None else (s for s in waiting if not s.is_promoted)
+    return waiting if sharing is None else (s for s in waiting if not _waits_for_floor(s, sharing))
 
 
 def _choose_promoted(

@@ -1,13 +1,18 @@
-"""share_step: how much batch work may share a step with people's. Pure.
+"""share_step: what may share a step with people who stream. Pure.
 
 A step takes as long as all of its rows and tiles together, so whoever streams waits for everyone else's work. Where
-that is cheap, as where decoding is bound by reading weights, nobody is held back. Where measured times say that it is
-not, batch rows take turns, so that a step lasts at most `Limits.share` times what interactive sequences alone would
-take, and `Limits.share_first` times while one of them waits for its first token. In one step of `Limits.floor_every`
-there is no bound: that is the floor of batch prompts, and it stays out of the 99th percentile.
+that is cheap, as where decoding is bound by reading weights, nobody is held back. Where measured times say otherwise:
+
+- prompts are cut so that a step takes at most `Limits.share_prefill` times what decoding interactive rows alone takes;
+- batch rows take turns, so that they make a step at most `Limits.share` times longer, and `Limits.share_first` times
+  while an interactive sequence waits for its first token;
+- batch prompts have one step in `Limits.floor_every`, of the length that other prompts may have.
+
+In that step a batch row and a tile go along whatever they cost, so the batch band never stands still.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import islice
@@ -39,36 +44,50 @@ class Costs(Protocol):
 class Sharing:
     held_B: NDArray[np.bool_]
     """Batch slots that skip this step."""
-    num_tiles: int
-    """Tiles that chunks of batch requests may have."""
+    people_tiles: int
+    """Tiles that interactive prompts may have."""
+    batch_tiles: int
+    """Tiles that batch prompts may have beside them."""
+    is_floor: bool
+    """Whether it is the batch band's step: promoted sequences then come before people who came later."""
 
 
 def share_step(waiting: Items[Sequence], slots: SlotTable, limits: Limits, costs: Costs, step: int) -> Sharing | None:
     """None where nothing is held back. `waiting` is in the order of rank; `step` counts plans."""
-    if step % limits.floor_every == 0:
-        return None
     people_B = slots.unfinished_B & ~slots.patient_B
-    own_tiles = _first_tiles(waiting, slots, people_B, limits)
-    if not (own_tiles or people_B.any()):
+    wanted_tiles = _first_tiles(waiting, slots, people_B, limits)
+    if not (wanted_tiles or people_B.any()):
         return None
+    is_floor = step % limits.floor_every == 0
     ready_B = slots.decodes_B & slots.unfinished_B & ~slots.unread_B
     batch = np.flatnonzero(ready_B & slots.batch_B)
-    num_own = int(np.count_nonzero(ready_B & ~slots.batch_B)) + bool(own_tiles)
-    alone_s = costs.of_step(num_own, own_tiles)
-    if alone_s is None:  # then this step tells
-        return Sharing(_mask(batch, slots), 0)
-    most_s = alone_s * (limits.share_first if own_tiles else limits.share)
-
-    def fits(num_rows: int, num_tiles: int) -> bool:
-        return costs.at_most(num_own + num_rows, own_tiles + num_tiles) <= most_s
-
-    num_batch = next(count for count in _halves(len(batch)) if count == 0 or fits(count, 0))
-    left = limits.max_tiles - own_tiles
-    num_tiles = next(count for count in _halves(left) if count == 0 or fits(num_batch + 1, count))
-    if num_batch == len(batch) and num_tiles == left:
+    num_own = int(np.count_nonzero(ready_B & ~slots.batch_B))
+    decode_s = costs.of_step(num_own, 0) if num_own else None
+    prefill_s = math.inf if decode_s is None else limits.share_prefill * decode_s
+    people_tiles = _fitting(wanted_tiles, 1, lambda count: costs.at_most(num_own + 1, count) <= prefill_s)
+    own_rows, left = num_own + bool(people_tiles), limits.max_tiles - people_tiles
+    share, alone_s = limits.share_first if people_tiles else limits.share, costs.of_step(own_rows, people_tiles)
+    most_s = -math.inf if alone_s is None else share * alone_s  # if nobody knows, this step will tell
+    if is_floor and decode_s is not None:
+        most_s = max(most_s, prefill_s)
+    least = int(is_floor)
+    num_batch = _fitting(len(batch), least, lambda n: costs.at_most(own_rows + n, people_tiles) <= most_s)
+    beside = own_rows + num_batch + 1
+    batch_tiles = _fitting(left, least, lambda n: costs.at_most(beside, people_tiles + n) <= most_s)
+    if (people_tiles, num_batch, batch_tiles) == (wanted_tiles, len(batch), left):
         return None
     longest_held = batch[np.argsort(slots.decoded_at_B[batch], kind="stable")]
-    return Sharing(_mask(longest_held[num_batch:], slots), num_tiles)
+    held_B = np.zeros(len(slots.sequences), np.bool_)
+    held_B[longest_held[num_batch:]] = True
+    return Sharing(held_B, people_tiles, batch_tiles, is_floor)
+
+
+def _fitting(most: int, least: int, fits: Callable[[int], bool]) -> int:
+    """`most`, or half of it, or half of that, ...: the compiled sizes are powers of two. At least `least`, if there are
+    so many."""
+    while most > least and not fits(most):
+        most //= 2
+    return most
 
 
 def _first_tiles(waiting: Items[Sequence], slots: SlotTable, people_B: NDArray[np.bool_], limits: Limits) -> int:
@@ -88,17 +107,3 @@ def _people(waiting: Items[Sequence]) -> Iterator[Sequence]:
             return
         if sequence.request.priority is not Priority.BATCH:
             yield sequence
-
-
-def _mask(chosen: NDArray[np.intp], slots: SlotTable) -> NDArray[np.bool_]:
-    held_B = np.zeros(len(slots.sequences), np.bool_)
-    held_B[chosen] = True
-    return held_B
-
-
-def _halves(most: int) -> Iterator[int]:
-    """`most`, half of it, half of that, to 0: the compiled sizes are powers of two."""
-    while most:
-        yield most
-        most //= 2
-    yield 0

@@ -1,6 +1,7 @@
 """How much batch work shares a step with people's: what costs little, all of it; what costs much, a bounded part."""
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -40,6 +41,11 @@ class Unknown:
         return 0.0
 
 
+class Dearest(Costs):
+    def at_most(self, num_rows, num_tiles):
+        return math.inf
+
+
 DEAR = Costs(row=0.3, tile=1.0)
 
 
@@ -61,7 +67,7 @@ def test_where_rows_cost_nothing_all_decode_and_prefill_together(costs):
 def test_where_rows_cost_much_batch_rows_take_turns():
     world, batch = crowd()
     seen = []
-    for step in range(1, 5):
+    for step in (1, 2, 3):
         plan = world.plan(step=step, costs=DEAR)
         assert len(plan.decode) == 5, "2.5 s are less than 1.7 times the 1.6 s of two, and eight would take 3.4"
         assert {0, 1} <= set(plan.decode.tolist()), "people always decode"
@@ -82,7 +88,17 @@ def test_a_batch_prompt_that_would_hold_people_up_waits_for_the_floor():
     new = world.wait(30, priority=BATCH)
     assert not world.plan(step=LIMITS.floor_every - 1, costs=DEAR).prefill
     plan = world.plan(step=LIMITS.floor_every, costs=DEAR)
-    assert len(plan.decode) == 8 and chunks(plan) == [(new, 0, 24)]
+    assert len(plan.decode) == 8 and chunks(plan) == [(new, 0, TILE)], "three tiles: 6.7 s, and two rows alone 1.6"
+    dearest = world.plan(step=LIMITS.floor_every, costs=Dearest())
+    assert len(dearest.decode) == 3 and chunks(dearest) == [(new, 0, TILE)], "something always goes on"
+
+
+def test_a_persons_prompt_is_cut_where_others_decode():
+    world, _ = crowd(batch=0)
+    new = world.wait(24)
+    assert chunks(world.plan(step=1, costs=Costs(row=0.3, tile=2.0))) == [(new, 0, 8)]
+    assert chunks(world.plan(step=1, costs=DEAR)) == [(new, 0, 24)]
+    assert chunks(world.plan(step=1, costs=Unknown())) == [(new, 0, 24)]
 
 
 def test_a_promoted_sequence_decodes_with_people_and_its_prompt_holds_nobody_up():
@@ -135,14 +151,18 @@ def test_a_step_is_never_longer_than_agreed(people, batch, prompts, costs, step)
         world.wait(prompt, priority=priority)
     plan = world.plan(step=step, costs=costs)
     first = [c for c in plan.prefill if c.sequence.request.priority is not BATCH]
-    if step % LIMITS.floor_every == 0 or not (people or first):
+    if not people:
         return
     own_tiles = sum(pages_for(c.length, TILE) for c in first)
     tiles = sum(pages_for(c.length, TILE) for c in plan.prefill)
-    rows = len(plan.decode) + (1 if plan.prefill else 0)
+    rows, prefill_s = len(plan.decode) + bool(plan.prefill), LIMITS.share_prefill * costs.of_step(people, 0)
+    assert own_tiles <= 1 or costs.of_step(people + 1, own_tiles) <= prefill_s + 1e-9
     most = costs.of_step(people + bool(first), own_tiles) * (LIMITS.share_first if first else LIMITS.share)
-    alone = len(plan.decode) == people and tiles == own_tiles
-    assert alone or costs.of_step(rows, tiles) <= most + 1e-9
+    least = (0, 0)
+    if step % LIMITS.floor_every == 0:
+        most, least = max(most, prefill_s), (1, 1)
+    is_least = len(plan.decode) - people <= least[0] and tiles - own_tiles <= least[1]
+    assert is_least or costs.of_step(rows, tiles) <= most + 1e-9
 
 
 @given(
