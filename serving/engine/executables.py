@@ -1,6 +1,7 @@
 """Executables: compiled programs kept in a folder, so that the next start neither traces nor compiles them.
 
-XLA's own cache saves compiling alone: to trace and lower a program takes several times as long as to read it.
+XLA's own cache saves compiling alone: to trace and lower a program takes several times as long as to read it. It is
+used until the first of these programs, for what packs and places weights.
 A program lies under a digest of all that it is made from: podstream's sources, the versions of what compiles it, the
 devices, its description and its arguments. A change of any of them finds nothing and compiles anew.
 
@@ -24,6 +25,7 @@ import jax
 import llvmlite.binding
 from etils import epath
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 logger = logging.getLogger(__name__)
@@ -42,8 +44,10 @@ class Executables:
     def __init__(self, folder: str | None, mesh: Mesh) -> None:
         self._devices = tuple(mesh.devices.flat)
         self._folder = None if folder is None else epath.Path(folder) / "programs" / _surroundings(self._devices)
-        if self._folder is not None and not self._folder.exists():
-            _make_room(self._folder)
+        if self._folder is not None:
+            _turn_off_compile_cache()
+            if not self._folder.exists():
+                _make_room(self._folder)
 
     def compiled(self, jitted: Any, args: tuple[Any, ...], *described: object) -> jax.stages.Compiled:
         """`jitted.lower(*args).compile()`, or what it gave once. `args` are arrays or abstract ones; `described` is
@@ -114,6 +118,13 @@ def _save(path: epath.Path, program: jax.stages.Compiled) -> None:
         with suppress(OSError):  # where it could not be written it need not be there
             partial.unlink()
         logger.warning("cannot keep a compiled program in %s (%s); the next start compiles it again.", path, error)
+
+
+def _turn_off_compile_cache() -> None:
+    """A program that XLA's own cache gave back runs, but what is kept of it then lacks functions (jax 0.10, CPU). So
+    from here on this process takes nothing from there."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX looks at the setting once
 
 
 def _make_room(folder: epath.Path) -> None:

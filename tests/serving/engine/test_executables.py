@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from kv.cache import KVCache, abstract_cache, make_cache
 from model.config import ModelConfig
@@ -65,6 +66,23 @@ def test_the_next_start_compiles_nothing(tmp_path, cache, compiles):
     assert compiles == [2]
     assert kept.memory_analysis().alias_size_in_bytes > 0
     check(kept, cache)
+
+
+def test_what_xlas_own_cache_has_is_not_taken_from_there(tmp_path, cache):
+    """A program from there would be kept without some of its functions, and fail where it is run."""
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    try:
+        compilation_cache.reset_cache()
+        jax.jit(lambda x: x + 1)(np.float32(1))
+        assert any((tmp_path / "xla").iterdir()), "it is in use until the first program"
+        adder(tmp_path / "first", cache)
+        adder(tmp_path / "second", cache)
+        check(adder(tmp_path / "second", cache), cache)
+        assert len(list((tmp_path / "xla").glob("jit_add*"))) == 0
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
 
 
 def test_without_a_folder_everything_is_compiled(cache, compiles):
