@@ -97,15 +97,16 @@ class Key:
 
     def parts(self, config: ModelConfig) -> Iterator[Part]:
         layers, experts = range(config.num_layers)[self.layers], range(config.num_experts)
-        counts = {"L": layers, "Z": experts}
         rest = len(self.leaf_shape(config)) - len(self.leading) - len(self.at)
-        choices: list[list[tuple[int | None, int | slice]]]
-        choices = [[(None, self.layers if letter == "L" else slice(None))] if letter in self.stacked
-                   else list(enumerate(counts[letter])) for letter in self.leading]  # fmt: skip
+        numbered: dict[str, list[tuple[int | None, int | slice]]] = {
+            "L": list(enumerate(layers)), "Z": list(enumerate(experts))
+        }  # fmt: skip
+        whole: dict[str, int | slice] = {"L": self.layers, "Z": slice(None)}
+        choices = [[(None, whole[axis])] if axis in self.stacked else numbered[axis] for axis in self.leading]
         for chosen in product(*choices):
             name = self.source
-            for letter, (number, _) in zip(self.leading, chosen, strict=True):
-                name = name.replace(_LEADING[letter], str(number))
+            for axis, (number, _) in zip(self.leading, chosen, strict=True):
+                name = name.replace(_LEADING[axis], str(number))
             yield Part(name, (*(place for _, place in chosen), *self.at, *[slice(None)] * rest))
 
 

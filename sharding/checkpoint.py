@@ -188,23 +188,31 @@ def _metadata(root: epath.Path) -> Any:
 
 
 def _check_fit(root: epath.Path, saved: Any, abstract: Params) -> None:
-    """Compare all names and shapes at once, before anything is read."""
-    found = {names_of(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(saved)}
-    expected = {names_of(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(abstract)}
+    """Compare all names, shapes and kinds of numbers at once, before anything is read."""
+    found = {names_of(path): leaf for path, leaf in jax.tree.leaves_with_path(saved)}
+    expected = {names_of(path): leaf for path, leaf in jax.tree.leaves_with_path(abstract)}
     problems = [*_misfits(found, expected)]
     if problems:
         more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
         raise CheckpointError(f"{root} does not fit the model: {'; '.join(problems[:MAX_PROBLEMS])}{more}.")
 
 
-def _misfits(found: dict[Names, tuple[int, ...]], expected: dict[Names, tuple[int, ...]]) -> Iterator[str]:
-    for names, shape in expected.items():
-        if names not in found:
-            yield f"{'.'.join(names)} is missing"
-        elif found[names] != shape:
-            yield f"{'.'.join(names)} has shape {list(found[names])}, expected {list(shape)}"
+def _misfits(found: dict[Names, Any], expected: dict[Names, Any]) -> Iterator[str]:
+    for names, wanted in expected.items():
+        name = ".".join(names)
+        if (leaf := found.get(names)) is None:
+            yield f"{name} is missing"
+        elif tuple(leaf.shape) != tuple(wanted.shape):
+            yield f"{name} has shape {list(leaf.shape)}, expected {list(wanted.shape)}"
+        elif not (_is_float(leaf) and _is_float(wanted)) and leaf.dtype != wanted.dtype:
+            yield f"{name} has type {leaf.dtype}, expected {wanted.dtype}"
     for names in found.keys() - expected.keys():
         yield f"{'.'.join(names)} is unexpected"
+
+
+def _is_float(leaf: Any) -> bool:
+    """Of floats any kind will do: they are cast."""
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
 def _load_leaf(root: epath.Path, names: Names, leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -1,21 +1,26 @@
 """Reads a model that podstream did not write straight onto a mesh: each host only the parts that its devices hold."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import tokenizers
 from etils import epath
 
+from model.card import GenerationDefaults, TextAssets
 from model.convert import DTYPES, check_tensors, leaves_of, read_region
 from model.errors import CheckpointError, UnsupportedModel
 from model.foreign import ForeignModel, Region
 from model.gguf_file import read_gguf
 from model.hf_folder import INDEX, WEIGHTS, generation_defaults, read_hf_folder, read_json, text_assets
 from model.key_table import NAME, KeyTable
+from model.keys import Key
 from model.layouts import Arranged, arrange
+from model.regions import whole
 from model.tree import Names, Params, at
 from sharding.manifest import NAME as MANIFEST_NAME
 from sharding.manifest import Manifest
@@ -65,18 +70,26 @@ def _open_orbax(path: epath.Path, root: epath.Path, model_files: str | None, key
     config_json = read_json(config_folder / CONFIG) if config_folder else {}
     generation_json = read_json(files / "generation_config.json", required=False)
     tree = OrbaxTree.open(root)
-    arranged = arrange(tree.tensors, config_json, table)
+    arranged, text = arrange(tree.tensors, config_json, table), text_assets(files)
     model = ForeignModel(
         where=str(path),
         config=arranged.config,
-        text=text_assets(files),
-        generation=generation_defaults({**table.model, **config_json}, generation_json),
+        text=text,
+        generation=_generation(generation_defaults({**table.model, **config_json}, generation_json), text),
         keys=arranged.keys,
         tensors=arranged.tensors,
         dtype=_dtype(path, tree, arranged),
     )
     check_tensors(model)
     return model
+
+
+def _generation(said: GenerationDefaults, text: TextAssets) -> GenerationDefaults:
+    """With the tokenizer's own end token where no config says one: else no answer would ever end."""
+    if said.eos_token_ids or text.eos_token is None:
+        return said
+    token_id = tokenizers.Tokenizer.from_str(text.tokenizer_json).token_to_id(text.eos_token)
+    return said if token_id is None else replace(said, eos_token_ids=(token_id,))
 
 
 def _beside(path: epath.Path, root: epath.Path) -> list[Path]:
@@ -109,7 +122,8 @@ def foreign_leaves(
     model: ForeignModel, abstract: Params, on_progress: Progress | None = None
 ) -> Iterator[tuple[Names, jax.Array]]:
     """The leaves of the model one after another, the largest first, as `abstract` describes them: ShapeDtypeStructs
-    with shardings. Beside them there is never more than one device's part of one leaf in memory.
+    with shardings. Beside them there is never more than one device's part of one leaf in memory, or one leaf of a file
+    that cannot be read in parts.
 
     `on_progress` counts the bytes that this host needs. Raises CheckpointError for tensors that do not fit the config,
     are cut or corrupt, or hold NaN or Inf.
@@ -127,12 +141,23 @@ def foreign_leaves(
             on_progress(done, total)
 
     for names in sorted(leaves, key=lambda names: sizes[names], reverse=True):
-        leaf = at(abstract, names)
+        leaf, keys = at(abstract, names), leaves[names]
+        dtype = DTYPES[str(leaf.dtype)]
+        # What cannot be read in parts is read once for all devices of this host.
+        everything = None if _has_parts(model, keys) else read_region(model, keys, whole(leaf.shape), dtype, report)
         shards = []
         for region, devices in parts[names].items():
-            numbers = read_region(model, leaves[names], _slices(region), DTYPES[str(leaf.dtype)], report)
+            if everything is None:
+                numbers = read_region(model, keys, _slices(region), dtype, report)
+            else:
+                numbers = everything[_slices(region)]
             shards += [jax.device_put(numbers, device) for device in devices]
         yield names, jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+
+
+def _has_parts(model: ForeignModel, keys: list[Key]) -> bool:
+    names = (part.name for key in keys for part in key.parts(model.config))
+    return all(model.tensors[name].read_region is not None for name in names)
 
 
 _Bounds = tuple[tuple[int, int], ...]

@@ -183,7 +183,10 @@ def _lazy(root: epath.Path, name: str, array: Any) -> LazyTensor:
                 f"{root}: tensor {_plain(name)} is cut or corrupt: {_reason(error)}; copy it again."
             ) from error
 
-    return LazyTensor(tuple(array.shape), read, read)
+    chunk = array.chunk_layout.read_chunk.shape or ()
+    is_one_chunk = all(step >= size for step, size in zip(chunk, array.shape, strict=False))
+    is_small = 2 * prod(array.shape) * array.dtype.numpy_dtype.itemsize < CACHE_BYTES
+    return LazyTensor(tuple(array.shape), read, read if is_small or not is_one_chunk else None)
 
 
 def _reason(error: Exception) -> str:

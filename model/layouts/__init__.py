@@ -49,9 +49,7 @@ class Arranged:
     config: ModelConfig
     keys: tuple[Key, ...]
     tensors: Tensors
-    """By the names that `keys` say."""
-    num_others: int
-    """Tensors beside the model, such as an optimizer's."""
+    """By the names that `keys` say; without those that lie elsewhere, such as an optimizer's."""
 
 
 def arrange(tensors: Tensors, config_json: Json, table: KeyTable) -> Arranged:
@@ -62,18 +60,17 @@ def arrange(tensors: Tensors, config_json: Json, table: KeyTable) -> Arranged:
     layout = _layout(tensors, table)
     prefix = _prefix(tensors, table, layout)
     found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    num_others = len(tensors) - len(found)
     if layout is None:
         fields = {**table.model, **text_fields(config_json)}
         fields = {**sizes_of(table.keys, found), **fields}
-        return Arranged(read_config(fields)[1], table.keys, found, num_others)
+        return Arranged(read_config(fields)[1], table.keys, found)
     found = {name: tensor for name, tensor in found.items() if not name.startswith(layout.ignored)}
     fields = {**layout.guess(found), **table.model, **text_fields(config_json)}
     fields = {**sizes_of(layout.keys(fields, found), found), **fields}
     config = layout.adapt(read_config(fields)[1], fields)
     keys = layout.keys({**fields, "num_hidden_layers": config.num_layers}, found)
     keys = tuple(key for key in keys if len(range(config.num_layers)[key.layers]))
-    return Arranged(config, keys, found, num_others)
+    return Arranged(config, keys, found)
 
 
 def _layout(tensors: Tensors, table: KeyTable) -> Layout | None:

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 
@@ -13,13 +14,15 @@ from model.convert import convert
 from model.errors import CheckpointError, QuantizationError
 from model.hf_folder import read_hf_folder
 from model.quantization import Quantization
-from podstream.importing import DEMO_NAME, ensure_demo_model, import_model
+from podstream.importing import DEMO_NAME, ensure_demo_model, import_model, seal
 from sharding import checkpoint
+from sharding.foreign import open_foreign
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params
 from sharding.rules import choose_rules
 from sharding.spec import MeshSpec
 from tests.model_files import LLAMA3, write_tiny_gguf
+from tests.training_trees import hf_folder, maxtext_tree, save_v0, train_state
 
 FOLDER = f"{DEMO_NAME}.{FORMAT}"
 
@@ -120,3 +123,20 @@ def test_the_real_demo_model(demo_model):
     assert card.config.norm_eps == 1e-5 and card.config.tie_embeddings
     assert card.generation.eos_token_ids == (2,)
     assert "<|im_start|>" in (card.text.chat_template or "")
+
+
+def test_a_training_run_becomes_a_checkpoint_and_its_files_can_be_sealed(tmp_path, console):
+    source, run = hf_folder(tmp_path / "source", "llama"), tmp_path / "run"
+    save_v0(run, train_state(maxtext_tree(source, scanned=True)))
+    seal(str(run))
+    import_model(str(run), str(tmp_path / "c"), dtype=None, name=None, console=console, model_files=str(source))
+    expected = convert(open_foreign(epath.Path(run), str(source)))
+    assert checkpoint.read_card(tmp_path / "c").name == "run"
+    jax.tree.map(np.testing.assert_array_equal, _load(tmp_path / "c", expected), expected)
+    (run / "manifest.ocdbt").write_bytes(b"?" + (run / "manifest.ocdbt").read_bytes()[1:])
+    with pytest.raises(CheckpointError, match=r"manifest\.ocdbt is corrupt: its CRC-32C"):
+        import_model(str(run), str(tmp_path / "d"), dtype=None, name=None, console=console, model_files=str(source))
+    with pytest.raises(CheckpointError, match=r"manifest\.ocdbt is corrupt"):
+        seal(str(run))
+    with pytest.raises(CheckpointError, match="there is no folder at"):
+        seal(str(tmp_path / "nothing"))
