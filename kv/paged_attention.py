@@ -8,7 +8,7 @@ only as far as the longest sequence of the step reaches: no shape depends on the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -37,6 +37,28 @@ class PagedView:
     """Where one step's tokens go and what they see. Groups cover the flat tokens in order."""
 
     groups: tuple[TileGroup, ...]
+
+    def only_if(self, is_live: jax.Array) -> "PagedView":
+        """The same, or padding alone: then nothing is stored, and nothing seen."""
+        return PagedView(
+            tuple(TileGroup(group.pages_SJ, jnp.where(is_live, group.positions_SQ, -1)) for group in self.groups)
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepAttention:
+    """The AttentionFn of one step as a tree of arrays, so that a mesh can hand it to each of its devices."""
+
+    view: PagedView
+    make: Callable[[PagedView], AttentionFn] = field(metadata={"static": True})
+    """One of `kv.backends`."""
+
+    def __call__(self, *arrays: Any, **how: Any) -> tuple[jax.Array, Any]:
+        return self.make(self.view)(*arrays, **how)
+
+    def only_if(self, is_live: jax.Array) -> "StepAttention":
+        return StepAttention(self.view.only_if(is_live), self.make)
 
 
 DecodeKernel = Callable[

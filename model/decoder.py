@@ -8,7 +8,6 @@ output slices: those would be copied.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from model.experts import ExpertMLP
 from model.layers import GatedMLP, RMSNorm, RopeTable, product, rope_frequencies, rope_table, weight
 from model.packed import Packed, packed_rows
 from model.quantized import quantized_rows
+from model.seams import ONE_DEVICE, ExpertsFn, LayerBody
 
 
 class DecoderLayer(nnx.Module):
@@ -36,11 +36,18 @@ class DecoderLayer(nnx.Module):
             self.attention_out_norm, self.mlp_out_norm = _norm(config), _norm(config)
 
     def __call__(
-        self, x_TD: jax.Array, rope: RopeTable, attend: AttentionFn, cache: Any, layer: jax.Array
+        self,
+        x_TD: jax.Array,
+        rope: RopeTable,
+        attend: AttentionFn,
+        cache: Any,
+        layer: jax.Array,
+        experts: ExpertsFn | None = None,
     ) -> tuple[jax.Array, Any]:
         attended_TD, cache = self.attention(self.attention_norm(x_TD), rope, attend, cache, layer)
         x_TD = x_TD + (self.attention_out_norm(attended_TD) if self.is_sandwich else attended_TD)
-        changed_TD = self.mlp(self.mlp_norm(x_TD))
+        normed_TD = self.mlp_norm(x_TD)
+        changed_TD = self.mlp(normed_TD, experts) if isinstance(self.mlp, ExpertMLP) else self.mlp(normed_TD)
         return x_TD + (self.mlp_out_norm(changed_TD) if self.is_sandwich else changed_TD), cache
 
 
@@ -84,6 +91,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, stacked: bool = True) -> None:
         self.config = config
+        self.seams = ONE_DEVICE
         self.embed = Embedding(config, rngs)
         self.layers: DecoderLayer | nnx.List[DecoderLayer] = (
             _stacked_layers(config, rngs)
@@ -114,22 +122,23 @@ class Decoder(nnx.Module):
         tokens_T, positions_T: int32[T], flat over all sequences of the step; `attend` knows which belong together.
         """
         config = self.config
-        rope_of = _ropes(config, positions_T)
+        ropes = _ropes(config, positions_T)
         layer_def, states = self._layer_states()
 
-        def body(carry: tuple[jax.Array, Any], inputs: tuple[Any, jax.Array]) -> tuple[tuple[jax.Array, Any], None]:
+        def body(carry: Any, state: Any, index: jax.Array, attend: AttentionFn, ropes: RopeTable) -> Any:
             x_TD, cache = carry
-            state, index = inputs
-            return nnx.merge(layer_def, state)(x_TD, rope_of(index), attend, cache, index), None
+            layer = nnx.merge(layer_def, state)
+            x_TD, cache = layer(x_TD, _rope_of(config, ropes, index), attend, cache, index, self.seams.experts)
+            return self.seams.rows(x_TD), cache
 
-        carry = self.embed(tokens_T), cache
+        carry = self.seams.rows(self.embed(tokens_T)), cache
         if isinstance(states, list):
-            traced_once = jax.jit(body)
+            traced_once = jax.jit(lambda carry, state, index: body(carry, state, index, attend, ropes))
             for index, state in enumerate(states):
-                carry, _ = traced_once(carry, (state, jnp.int32(index)))
-        else:
-            carry, _ = _scan(body, carry, states, config.num_layers)
-        return carry
+                carry = traced_once(carry, state, jnp.int32(index))
+            return carry
+        run = self.seams.layers or _scan
+        return run(body, carry, states, config.num_layers, attend, ropes)
 
     def logits(self, x_RD: jax.Array) -> jax.Array:
         """float32[R, V] from rows of `hidden`."""
@@ -146,7 +155,7 @@ class Decoder(nnx.Module):
         return definitions[0], list(states)
 
 
-def _scan(body: Any, carry: Any, states: Any, num_layers: int) -> Any:
+def _scan(body: LayerBody, carry: Any, states: Any, num_layers: int, attend: AttentionFn, ropes: RopeTable) -> Any:
     """`jax.lax.scan` over layers. A packed weight is not sliced: its products are told the layer."""
     leaves, treedef = jax.tree.flatten(states, is_leaf=lambda leaf: isinstance(leaf, Packed))
     packed = [leaf if isinstance(leaf, Packed) else None for leaf in leaves]
@@ -157,25 +166,27 @@ def _scan(body: Any, carry: Any, states: Any, num_layers: int) -> Any:
         chosen = [
             whole.of_layer(layer) if whole is not None else part for whole, part in zip(packed, slices, strict=True)
         ]
-        return body(carry, (jax.tree.unflatten(treedef, chosen), layer))
+        return body(carry, jax.tree.unflatten(treedef, chosen), layer, attend, ropes), None
 
-    return jax.lax.scan(one_layer, carry, (sliced, jnp.arange(num_layers, dtype=jnp.int32)))
+    return jax.lax.scan(one_layer, carry, (sliced, jnp.arange(num_layers, dtype=jnp.int32)))[0]
 
 
-def _ropes(config: ModelConfig, positions_T: jax.Array) -> Callable[[jax.Array], RopeTable]:
-    """The rope table of each layer, by its index: one for all, or one for those with a window and one for the rest."""
+def _ropes(config: ModelConfig, positions_T: jax.Array) -> RopeTable:
+    """The rope table of all layers; where those with a window have their own, both, stacked."""
     table = rope_table(positions_T, rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
     if config.local_rope_theta is None or not config.windows:
-        return lambda index: table
+        return table
     local = rope_table(positions_T, rope_frequencies(config.head_dim, config.local_rope_theta, None))
+    return jax.tree.map(lambda *tables: jnp.stack(tables), table, local)
+
+
+def _rope_of(config: ModelConfig, ropes: RopeTable, index: jax.Array) -> RopeTable:
+    """The rope table of one layer."""
+    if config.local_rope_theta is None or not config.windows:
+        return ropes
     has_window = [window is not None for window in config.windows]
-    both = jax.tree.map(lambda *tables: jnp.stack(tables), table, local)
-
-    def rope_of(index: jax.Array) -> RopeTable:
-        chosen = jnp.asarray(has_window, jnp.int32)[index]
-        return jax.tree.map(lambda tables: tables[chosen], both)
-
-    return rope_of
+    chosen = jnp.asarray(has_window, jnp.int32)[index]
+    return jax.tree.map(lambda tables: tables[chosen], ropes)
 
 
 def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> DecoderLayer:

@@ -4,6 +4,8 @@ A token's rows are sorted by expert, so that the rows of one expert follow each 
 all of them (`jax.lax.ragged_dot`). Every token gets all of its experts: there is no capacity, and so no drop.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,6 +15,7 @@ from model import axes
 from model.config import ModelConfig
 from model.layers import activate, product, weight
 from model.quantized import quantized_ragged_product
+from model.seams import ExpertsFn
 
 
 class ExpertMLP(nnx.Module):
@@ -23,18 +26,12 @@ class ExpertMLP(nnx.Module):
         self.down = weight(rngs, (Z, F, D), (axes.EXPERTS, axes.MLP, axes.EMBED), inputs=(1,))
         self.config = config
 
-    def __call__(self, x_TD: jax.Array) -> jax.Array:
-        T, D = x_TD.shape
-        num_picks = self.config.experts_per_token
+    def __call__(self, x_TD: jax.Array, experts: ExpertsFn | None = None) -> jax.Array:
+        for matrices in (self.gate_up, self.down):
+            assert matrices.get_metadata("inputs") == (1,), "an expert's inputs are its first axis"
         experts_TE, shares_TE = self._route(x_TD)
-        order_M = jnp.argsort(experts_TE.reshape(-1), stable=True)  # M = T * E rows, one expert after the other
-        expert_M = experts_TE.reshape(-1)[order_M]
-        counts_Z = jnp.bincount(expert_M, length=self.config.num_experts).astype(jnp.int32)
-        both_MCF = ragged_product(x_TD[order_M // num_picks], self.gate_up, counts_Z, expert_M)
-        hidden_MF = activate(self.config.activation, both_MCF[:, 0]) * both_MCF[:, 1]
-        out_MD = ragged_product(hidden_MF, self.down, counts_Z, expert_M)
-        out_TED = out_MD[jnp.argsort(order_M)].reshape(T, num_picks, D)
-        return jnp.sum(out_TED * shares_TE[..., None], axis=1)
+        weights = self.gate_up.get_value(), self.down.get_value()
+        return (experts or run_experts)(x_TD, experts_TE, shares_TE, *weights, self.config.activation)
 
     def _route(self, x_TD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Each token's experts, int32[T, E], and how much each of them counts."""
@@ -45,15 +42,29 @@ class ExpertMLP(nnx.Module):
         return experts_TE, shares_TE
 
 
-def ragged_product(
-    x_MD: jax.Array, weight: nnx.Param[jax.Array], counts_Z: jax.Array, expert_M: jax.Array
+def run_experts(
+    x_TD: jax.Array, experts_TE: jax.Array, shares_TE: jax.Array, gate_up: Any, down: Any, activation: str
 ) -> jax.Array:
+    """What each token's experts say of it, float32[T, D], by their shares. `gate_up` is [Z, D, C, F] and `down`
+    [Z, F, D], floats or quantised; an expert beyond the last one says nothing."""
+    T, D = x_TD.shape
+    num_picks, num_experts = experts_TE.shape[1], jax.tree.leaves(down)[0].shape[0]
+    order_M = jnp.argsort(experts_TE.reshape(-1), stable=True)  # M = T * E rows, one expert after the other
+    expert_M = experts_TE.reshape(-1)[order_M]
+    counts_Z = jnp.bincount(expert_M, length=num_experts).astype(jnp.int32)
+    both_MCF = ragged_product(x_TD[order_M // num_picks], gate_up, counts_Z, expert_M)
+    hidden_MF = activate(activation, both_MCF[:, 0]) * both_MCF[:, 1]
+    out_MD = ragged_product(hidden_MF, down, counts_Z, expert_M)
+    out_TED = out_MD[jnp.argsort(order_M)].reshape(T, num_picks, D)
+    # What ragged_dot gives for rows of no expert is not said, so it is not multiplied by 0.
+    return jnp.sum(jnp.where((experts_TE < num_experts)[..., None], out_TED * shares_TE[..., None], 0.0), axis=1)
+
+
+def ragged_product(x_MD: jax.Array, w: Any, counts_Z: jax.Array, expert_M: jax.Array) -> jax.Array:
     """Row by row times the matrix of its expert, float32[M, ...]. Rows are sorted by expert, `counts_Z` for each.
 
     The weight is [Z, inputs, ...] and may be quantised.
     """
-    assert weight.get_metadata("inputs") == (1,), "an expert's inputs are its first axis"
-    w = weight.get_value()
     if isinstance(w, QArray):
         return quantized_ragged_product(x_MD, w, counts_Z, expert_M)
     out_M = jax.lax.ragged_dot(

@@ -22,7 +22,9 @@ def parse_bytes(text: str) -> int:
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")]
 Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one.")]
 Name = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Name by which clients ask for the model.")]
-Mesh = Annotated[str, typer.Option("--mesh", help="Devices by axis, e.g. data=1,tensor=4.")]
+Mesh = Annotated[
+    str, typer.Option("--mesh", help="Devices by axis (data, stage, expert, tensor), e.g. expert=2,tensor=4; or auto.")
+]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32; default: as the checkpoint.")]
 Quantize = Annotated[
     str | None,

@@ -18,7 +18,7 @@ from serving.config import UNIX_PREFIX, EngineConfig, GatewayConfig, ReplicaConf
 from serving.errors import ConfigError
 from serving.gateway.listener import base_url, listen
 from serving.gateway.server_tools.config import read_server_tools
-from sharding.spec import MeshSpec
+from sharding.spec import AUTO, MeshSpec
 
 HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"
 MAX_SOCKET_PATH = 100  # bytes; the kernel's limit is 108, macOS has 104
@@ -35,7 +35,8 @@ def serve(
 
     What can be wrong at once is checked first: fetching and loading take too long to find out later.
     """
-    MeshSpec.parse(engine.mesh)
+    if engine.mesh != AUTO:
+        MeshSpec.parse(engine.mesh)
     read_server_tools(gateway.tools_file)
     with listen(gateway.host, gateway.port) as listener, tempfile.TemporaryDirectory(prefix="podstream-") as folder:
         checkpoint = engine.checkpoint or str(demo_checkpoint())
@@ -79,7 +80,7 @@ def gateway_program(config: ServeConfig, listener: socket.socket, env: Mapping[s
 def replica_env(mesh: str, env: Mapping[str, str]) -> Mapping[str, str]:
     """A mesh wider than one needs as many virtual CPU devices; where there are real ones the flag changes nothing."""
     flags = env.get("XLA_FLAGS", "")
-    devices = MeshSpec.parse(mesh).num_devices
+    devices = 1 if mesh == AUTO else MeshSpec.parse(mesh).num_devices
     if devices == 1 or HOST_DEVICES_FLAG in flags:
         return env
     return {**env, "XLA_FLAGS": f"{flags} {HOST_DEVICES_FLAG}={devices}".strip()}

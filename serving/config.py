@@ -31,8 +31,8 @@ class EngineConfig:
     """Path or URL of a checkpoint, as `sharding.stored_model` reads it."""
     name: str | None = None
     """Name under which clients ask for the model; None takes the checkpoint's own."""
-    mesh: str = "data=1,tensor=1"
-    """As `sharding.spec.MeshSpec` reads it."""
+    mesh: str = "tensor=1"
+    """As `sharding.spec.MeshSpec` reads it, or `auto`."""
     dtype: str | None = None
     """Type of the weights' float numbers on the device, one of `DTYPES`; None keeps the checkpoint's."""
     num_slots: int = 64

@@ -17,6 +17,7 @@ from model.decoder import Decoder
 from model.packed import can_pack, pack
 from model.quantization import Quantization, WeightFormat
 from model.quantized import stored_shapes
+from model.seams import ONE_DEVICE, Seams
 from model.tree import Names, Params, at, put
 from sharding.rules import ShardingRules
 
@@ -42,11 +43,13 @@ def abstract_decoder(config: ModelConfig, *, stacked: bool = True) -> Decoder:
     return nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0), stacked=stacked))
 
 
-def bind(config: ModelConfig, params: Params) -> Decoder:
+def bind(config: ModelConfig, params: Params, seams: Seams = ONE_DEVICE) -> Decoder:
     """The module with these arrays (or tracers) as its parameters; their layers stacked or apart."""
     module, state = nnx.split(abstract_decoder(config, stacked=0 not in params["layers"]))
     bound = [(path, param.replace(_value_at(params, path))) for path, param in nnx.to_flat_state(state)]
-    return nnx.merge(module, nnx.from_flat_state(bound))
+    decoder = nnx.merge(module, nnx.from_flat_state(bound))
+    decoder.seams = seams
+    return decoder
 
 
 def param_specs(config: ModelConfig) -> dict[Names, ParamSpec]:

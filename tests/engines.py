@@ -15,7 +15,7 @@ from model import packed
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
 from model.quantization import Quantization
-from model.tree import names_of
+from model.tree import as_tree, at, names_of
 from serving.config import EngineConfig
 from serving.engine.api import EngineRequest
 from serving.engine.batch import StepShape, step_shapes
@@ -32,6 +32,7 @@ from serving.engine.prompt_logprobs import StepLogprobs
 from serving.engine.step import StepSpec
 from serving.engine.trips import ENDED
 from serving.request import SamplingParams
+from sharding.kv_heads import repeat_kv_heads
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params, init_params, pack_int8, pack_onto
 from sharding.quantize import quantize_onto
@@ -46,6 +47,7 @@ ONE_DEVICE = "data=1,tensor=1"
 KEPT = str(Path(__file__).parents[1] / "build" / "test-programs")
 """What one process of a test run has compiled, others and the next run take: programs are known by their sources."""
 CONFIG = ModelConfig.tiny(num_heads=8, num_kv_heads=4, tie_embeddings=False)
+MIXTRAL = ModelConfig.tiny(windows=(10, 10), num_experts=4, experts_per_token=2, mlp_dim=40, tie_embeddings=False)
 
 
 def tiny_card(config=CONFIG, eos=()):
@@ -117,9 +119,12 @@ def _config(model, mesh, quantize=None, kv_dtype=None):
 def _model(config, mesh, quantize=None, seed=1):
     spec = MeshSpec.parse(mesh)
     device_mesh, rules = make_mesh(spec), choose_rules(config, spec)
+    saved, config = config, rules.served(config)
     abstract = abstract_params(config, device_mesh, rules, "float32")
-    weights = jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), tiny_params(config, seed), abstract)
-    copies = ((names_of(path), leaf + 0) for path, leaf in jax.tree.leaves_with_path(weights))
+    copies = ((names_of(path), leaf + 0) for path, leaf in jax.tree.leaves_with_path(tiny_params(saved, seed)))
+    if rules.kv_copies > 1:
+        copies = repeat_kv_heads(copies, abstract, rules.kv_copies)
+    copies = ((names, jax.device_put(leaf, at(abstract, names).sharding)) for names, leaf in copies)
     if quantize is not None:
         quantization = Quantization.parse(quantize)
         abstract = abstract_params(config, device_mesh, rules, "float32", quantization)
@@ -130,6 +135,8 @@ def _model(config, mesh, quantize=None, seed=1):
     elif mesh == ONE_DEVICE:
         packed.register("float32")
         weights = pack_onto(copies, config)
+    else:
+        weights = as_tree(copies)
     return LoadedModel(tiny_card(config), device_mesh, rules, "float32", weights)
 
 

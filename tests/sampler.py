@@ -24,7 +24,17 @@ def draw(logits_RV, rows, state=None):
 
 
 def rows(
-    count, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, position=None, params=None, num_edits=0, slot=0
+    count,
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    seed=0,
+    position=None,
+    params=None,
+    num_edits=0,
+    slot=0,
+    vocab_shards=1,
 ):
     """`params`, if given, say what penalties and logprobs there are."""
     full = lambda value, dtype: jnp.full(count, value, dtype)  # noqa: E731
@@ -44,6 +54,7 @@ def rows(
         num_edits_R=full(num_edits, jnp.int32),
         logprobs_R=full(p.logprobs is not None, bool),
         masked_R=full(False, bool),
+        vocab_shards=vocab_shards,
     )
 
 

@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ import jax
 from kv.cache import KVCache, make_cache
 from kv.page_pool import PagePool
 from kv.page_table import pages_for
+from model import axes
 from model.card import ModelCard
 from model.quantization import choose_quantization
 from serving.config import EngineConfig
@@ -31,8 +33,10 @@ from serving.engine.pooling import Pooling
 from serving.engine.programs import Programs
 from serving.engine.step import StepSpec
 from serving.errors import ConfigError
+from sharding.choose_mesh import check_spec, choose_spec
 from sharding.mesh import make_mesh
-from sharding.spec import MeshSpec
+from sharding.seams import seams_over
+from sharding.spec import AUTO
 from sharding.stored_model import StoredModel
 
 logger = logging.getLogger(__name__)
@@ -49,22 +53,27 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     compiles = CompileCount()
     if config.compile_cache is not None:
         _use_compile_cache(config.compile_cache)
-    spec = MeshSpec.parse(config.mesh)
     stored = StoredModel.open(config.checkpoint, config.model_files, config.keys)
     card = stored.card
     stored_draft = None if config.draft is None else StoredModel.open(config.draft.checkpoint)
     if stored_draft is not None:
         check_draft(stored_draft.card, card, _max_seq_len(config, card))
+    spec = choose_spec(config.mesh, card.config, len(jax.devices()), config.num_slots)
+    if config.mesh == AUTO:
+        logger.info("mesh auto: %s", spec)
+    if stored_draft is not None:
+        experts = spec.expert if stored_draft.card.config.num_experts else 1
+        check_spec(replace(spec, expert=experts), stored_draft.card.config, config.num_slots)
     mesh = make_mesh(spec)
     dtype = config.dtype or stored.dtype
     quantization = choose_quantization(config.quantize, card.quantization)
     platform = mesh.devices.flat[0].platform
     for note in format_notes(platform, quantization, config.kv_dtype or dtype, dtype, card.config.num_experts):
         logger.warning("%s", note)
-    model = LoadedModel.load(config, stored, mesh, progress)
+    model = LoadedModel.load(config, stored, spec, mesh, progress)
     draft = None
     if config.draft is not None and stored_draft is not None:
-        draft = LoadedModel.load(config.draft, stored_draft, mesh, progress)
+        draft = LoadedModel.load(config.draft, stored_draft, spec, mesh, progress)
     programs = make_programs(config, model, draft, progress)
     compiles.mark_ready()
     crash_folder = Path(config.crash_folder) if config.crash_folder else None
@@ -76,7 +85,8 @@ def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel |
     that guesses, if one does."""
     draft_spec = None
     if draft is not None:
-        draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, draft.attention(config).attention)
+        attention = draft.attention(config).attention
+        draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, attention, seams_over(draft.mesh))
     spec = StepSpec(
         config=model.card.config,
         mesh=model.mesh,
@@ -87,6 +97,8 @@ def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel |
         max_trips=config.decode_steps,
         draft=draft_spec,
         embeds=config.embeddings is not None,
+        seams=seams_over(model.mesh),
+        vocab_axes=model.rules.mesh_axes[axes.VOCAB],
     )
     executables = Executables(config.compile_cache, spec.mesh)
     forms = model.forms()

@@ -8,18 +8,25 @@ order. The vocabulary is never sorted. Order as in Hugging Face transformers: to
 import jax
 import jax.numpy as jnp
 
+from serving.engine.largest import largest
+
 CANDIDATES = 256
 _LOWEST = -(2**31)
 
 
 def lowest_kept(
-    logits_RV: jax.Array, hot_R: jax.Array, top_k_R: jax.Array, top_p_R: jax.Array, min_p_R: jax.Array
+    logits_RV: jax.Array,
+    hot_R: jax.Array,
+    top_k_R: jax.Array,
+    top_p_R: jax.Array,
+    min_p_R: jax.Array,
+    vocab_shards: int = 1,
 ) -> jax.Array:
     """float32[R], never above the row's largest logit. `hot_R` is the temperature; see RowSampling for the others."""
     top_R = jnp.max(logits_RV, axis=-1)
     top_k_R = jnp.where(top_k_R < logits_RV.shape[1], top_k_R, 0)
     likelihood_RV = _likelihood(logits_RV, top_R, hot_R)
-    near_R, is_near_R = _cut_nearby(logits_RV, likelihood_RV, top_R, hot_R, top_k_R, top_p_R)
+    near_R, is_near_R = _cut_nearby(logits_RV, likelihood_RV, top_R, hot_R, top_k_R, top_p_R, vocab_shards)
 
     def far() -> jax.Array:
         return jnp.where(is_near_R, near_R, _search_cut(logits_RV, likelihood_RV, top_k_R, top_p_R))
@@ -36,10 +43,11 @@ def _cut_nearby(
     hot_R: jax.Array,
     top_k_R: jax.Array,
     top_p_R: jax.Array,
+    vocab_shards: int,
 ) -> tuple[jax.Array, jax.Array]:
     """The cut by top-k and top-p if it lies among the candidates, and whether it does."""
     num = min(CANDIDATES, logits_RV.shape[1])
-    values_RC, _ = jax.lax.top_k(logits_RV, num)
+    values_RC, _ = largest(logits_RV, num, vocab_shards)
     by_count_R = jnp.where(top_k_R > 0, _pick(values_RC, jnp.clip(top_k_R, 1, num) - 1), -jnp.inf)
     total_R = jnp.sum(jnp.where(logits_RV >= by_count_R[:, None], likelihood_RV, 0.0), axis=-1)
     up_to_CC = jnp.triu(jnp.ones((num, num), jnp.float32))

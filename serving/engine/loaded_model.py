@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,11 @@ from kv.backends import AttentionBackend, choose_attention, make_backend
 from kv.cache import KVCache
 from model import packed
 from model.card import ModelCard
-from model.quantization import choose_quantization
-from model.tree import Params, as_tree
+from model.quantization import Quantization, choose_quantization
+from model.tree import Names, Params, as_tree
 from serving.config import EngineConfig
 from serving.engine.memory import MIB
+from sharding.kv_heads import repeat_kv_heads, unrepeated
 from sharding.params import abstract_params, pack_int8, pack_onto, take_layers_apart
 from sharding.quantize import quantize_onto
 from sharding.rules import ShardingRules, choose_rules
@@ -27,6 +28,7 @@ from sharding.stored_model import StoredModel
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
+Leaves = Iterator[tuple[Names, jax.Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,15 @@ class LoadedModel:
     weights: Params
 
     @classmethod
-    def load(cls, config: EngineConfig, stored: StoredModel, mesh: Mesh, progress: Progress) -> "LoadedModel":
-        """The model of `config.checkpoint`, which `stored` is. Raises CheckpointError or QuantizationError."""
-        card = stored.card
-        rules = choose_rules(card.config, MeshSpec.parse(config.mesh))
+    def load(
+        cls, config: EngineConfig, stored: StoredModel, spec: MeshSpec, mesh: Mesh, progress: Progress
+    ) -> "LoadedModel":
+        """The model of `config.checkpoint`, which `stored` is, on a mesh that `spec` describes. Raises CheckpointError
+        or QuantizationError."""
+        rules = choose_rules(stored.card.config, spec)
         for note in rules.notes:
-            logger.warning("mesh %s: %s", config.mesh, note)
+            logger.warning("mesh %s: %s", spec, note)
+        card = replace(stored.card, config=rules.served(stored.card.config))
         dtype = config.dtype or stored.dtype
         return cls(card, mesh, rules, dtype, load_weights(config, stored, mesh, rules, dtype, progress))
 
@@ -88,27 +93,34 @@ def load_weights(
     config: EngineConfig, stored: StoredModel, mesh: Mesh, rules: ShardingRules, dtype: str, progress: Progress
 ) -> Params:
     """The weights on the mesh as they lie in the checkpoint, or quantised one after another on their way."""
-    card = stored.card
+    saved, served = stored.card.config, rules.served(stored.card.config)
     started = time.monotonic()
 
     def report(done: int, total: int) -> None:
         rate = done / MIB / max(time.monotonic() - started, 1e-3)
-        progress(f"loading {card.name}: {done // MIB:,} of {total // MIB:,} MiB, {rate:,.0f} MiB/s")
+        progress(f"loading {stored.card.name}: {done // MIB:,} of {total // MIB:,} MiB, {rate:,.0f} MiB/s")
 
-    quantization = choose_quantization(config.quantize, card.quantization)
-    abstract = abstract_params(card.config, mesh, rules, dtype, quantization)
-    progress(f"loading {card.name}: checking files")
+    quantization = choose_quantization(config.quantize, stored.card.quantization)
+    abstract = abstract_params(served, mesh, rules, dtype, quantization)
+    progress(f"loading {stored.card.name}: checking files")
+
+    def leaves(wanted: Params, dtype: str, quantization: Quantization | None = None) -> Leaves:
+        if rules.kv_copies == 1:
+            return stored.leaves(wanted, report)
+        alike = abstract_params(saved, mesh, rules, dtype, quantization)
+        return repeat_kv_heads(stored.leaves(unrepeated(wanted, alike, mesh), report), wanted, rules.kv_copies)
+
     if quantization is None and is_one_cpu(mesh) and dtype in packed.DTYPES:
         packed.register(dtype)
-        return pack_onto(stored.leaves(abstract, report), card.config)
-    if quantization is None or card.quantization is not None:
-        weights = as_tree(stored.leaves(abstract, report))
+        return pack_onto(leaves(abstract, dtype), served)
+    if quantization is None or stored.card.quantization is not None:
+        weights = as_tree(leaves(abstract, dtype, quantization))
     else:
-        floats = abstract_params(card.config, mesh, rules, stored.dtype)
-        weights = quantize_onto(abstract, stored.leaves(floats, report), card.config, quantization)
+        floats = abstract_params(served, mesh, rules, stored.dtype)
+        weights = quantize_onto(abstract, leaves(floats, stored.dtype), served, quantization)
     if str(quantization) == "int8" and is_one_cpu(mesh):
         packed.register("int8")
-        return pack_int8(weights, card.config)
+        return pack_int8(weights, served)
     return weights
 
 

@@ -43,7 +43,9 @@ class Programs:
         self._decode_weights = FlatWeights.of(decode_weights)
         self._whole = NamedSharding(spec.mesh, PartitionSpec())
         self._last_token_B = jax.device_put(np.zeros(spec.num_slots + 1, np.int32), self._whole)
-        self._slots = jax.device_put(empty_slots(spec.num_slots + 1, spec.config.vocab_size), self._whole)
+        split = NamedSharding(spec.mesh, PartitionSpec(None, spec.vocab_axes or None))
+        self._slots_sharding = SlotState(split, self._whole)  # type: ignore[arg-type]
+        self._slots = jax.device_put(empty_slots(spec.num_slots + 1, spec.config.vocab_size), self._slots_sharding)
         self._write_slot: jax.stages.Compiled | None = None
         self._empty: jax.stages.Compiled | None = None
         self._all_allowed: dict[int, jax.Array] = {}  # by number of rows
@@ -94,7 +96,7 @@ class Programs:
         draft_weights, draft_cache = self._draft_of(shape)
         cache_shardings, draft_shardings = jax.tree.map(lambda leaf: leaf.sharding, (self._cache, draft_cache))
         whole = self._whole
-        out_shardings = (whole, whole, cache_shardings, whole, whole, draft_shardings)
+        out_shardings = (whole, whole, cache_shardings, whole, self._slots_sharding, draft_shardings)
         jitted = jax.jit(step, donate_argnums=(1, 2, 3, 7), out_shardings=out_shardings)
         masks = jax.ShapeDtypeStruct(self.new_masks(shape.rows).shape, jnp.int32, sharding=self._whole)
         args = weights.leaves, *self._state, packed, masks, draft_weights, draft_cache
@@ -111,7 +113,7 @@ class Programs:
 
     def _compile_write_slot(self) -> jax.stages.Compiled:
         packet = jax.ShapeDtypeStruct((PACKET,), jnp.int32, sharding=self._whole)
-        jitted = jax.jit(write_slot, donate_argnums=0, out_shardings=self._whole)
+        jitted = jax.jit(write_slot, donate_argnums=0, out_shardings=self._slots_sharding)
         return self._executables.compiled(jitted, (self._slots, packet), "write_slot")
 
     def reset(self) -> None:

@@ -5,7 +5,7 @@ One program for all: a batch of plain greedy rows pays for an argmax only. Biase
 does not depend on its neighbours in the batch or on having been preempted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,8 @@ class RowSampling:
     """bool: `masks_RW` says which tokens are possible."""
     masks_RW: jax.Array | None = None
     """int32, one bit per token; see `masks`. None: no row can be masked."""
+    vocab_shards: int = field(default=1, metadata={"static": True})
+    """Parts of the vocabulary that lie on different devices."""
 
     @property
     def is_edited(self) -> jax.Array:
@@ -79,7 +81,9 @@ def sample(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> tuple[j
         edited_RV = jax.lax.cond(rows.is_edited, lambda: _edit(logits_RV, rows, state), lambda: logits_RV)
         chosen_R = _choose(_mask(edited_RV, rows), rows)
         return chosen_R, jax.lax.cond(
-            jnp.any(rows.logprobs_R), lambda: row_logprobs(logits_RV, chosen_R), lambda: no_logprobs(num_rows)
+            jnp.any(rows.logprobs_R),
+            lambda: row_logprobs(logits_RV, chosen_R, rows.vocab_shards),
+            lambda: no_logprobs(num_rows),
         )
 
     is_plain = ~(rows.is_edited | rows.is_masked | jnp.any((rows.temperature_R > 0) | rows.logprobs_R))
@@ -136,7 +140,7 @@ def _mass(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
     hot_R = jnp.where(rows.temperature_R > 0, rows.temperature_R, 1.0)
     floor_R = jax.lax.cond(
         jnp.any((rows.top_k_R > 0) | (rows.top_p_R < 1) | (rows.min_p_R > 0)),
-        lambda: lowest_kept(logits_RV, hot_R, rows.top_k_R, rows.top_p_R, rows.min_p_R),
+        lambda: lowest_kept(logits_RV, hot_R, rows.top_k_R, rows.top_p_R, rows.min_p_R, rows.vocab_shards),
         lambda: jnp.full(hot_R.shape, -jnp.inf),
     )
     mass_RV = jnp.exp((logits_RV - jnp.max(logits_RV, axis=-1, keepdims=True)) / hot_R[:, None])

@@ -7,6 +7,7 @@ device keeps one copy of each, and a call rebinds them.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import jax
@@ -15,9 +16,10 @@ from jax.sharding import Mesh
 
 from kv.backends import PagedAttention
 from kv.cache import KVCache
-from kv.paged_attention import PagedView, TileGroup, paged_attention
+from kv.paged_attention import PagedView, StepAttention, TileGroup, paged_attention
 from model.config import ModelConfig
 from model.decoder import Decoder
+from model.seams import ONE_DEVICE, Seams
 from serving.engine.batch import NOT_FINITE, NOTHING, ROW_FIELDS, BatchLayout, StepShape
 from serving.engine.draft_step import DraftSpec, guess
 from serving.engine.logprobs import RowLogprobs
@@ -50,6 +52,13 @@ class StepSpec:
     """The model that guesses; None where guesses come from the host."""
     embeds: bool = False
     """Whether steps that prefill tell what embeddings are made of."""
+    seams: Seams = ONE_DEVICE
+    vocab_axes: tuple[str, ...] = ()
+    """Axes of the mesh over which logits are split."""
+
+    @property
+    def vocab_shards(self) -> int:
+        return prod(self.mesh.shape[axis] for axis in self.vocab_axes)
 
     def layout(self, shape: StepShape) -> BatchLayout:
         return BatchLayout(shape, self.pages_per_slot, self.tile_tokens)
@@ -76,10 +85,10 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
         draft_weights: tuple[jax.Array, ...] = (),
         draft_cache: KVCache | None = None,
     ) -> tuple[jax.Array, StepLogprobs, KVCache, jax.Array, SlotState, KVCache | None]:
-        decoder = bind(spec.config, jax.tree.unflatten(treedef, weights))
+        decoder = bind(spec.config, jax.tree.unflatten(treedef, weights), spec.seams)
         fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ, drafts_RD = layout.split(packed)
         slot_R, position_R, sample_at_R, num_trips_R = fields_FR[:4]
-        rows, stops_RK = row_sampling(fields_FR, masks_RW), fields_FR[-STOPS:].T
+        rows, stops_RK = row_sampling(fields_FR, masks_RW, spec.vocab_shards), fields_FR[-STOPS:].T
 
         def forward(i: jax.Array, state: TripState) -> tuple[jax.Array, RowLogprobs, TripState, jax.Array]:
             is_alive_R = (position_R < 0) | (state.newest_R != ENDED)  # a row that prefills starts anew
@@ -91,7 +100,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
                 groups.append(TileGroup(pages_RJ[tile_rows_S1[:, 0]], positions_SQ))
                 tokens_T = jnp.concatenate([tokens_T, tokens_SQ.reshape(-1)])
                 positions_T = jnp.concatenate([positions_T, positions_SQ.reshape(-1)])
-            attend = spec.attention(PagedView(tuple(groups)))
+            attend = StepAttention(PagedView(tuple(groups)), spec.attention)
             rows_R = jnp.maximum(sample_at_R, 0)
             x_TD, cache = decoder.hidden(tokens_T, jnp.maximum(positions_T, 0), attend, state.cache)
             logits_RV = decoder.logits(x_TD[rows_R])
@@ -113,7 +122,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
             known_RQ = jnp.concatenate([state.newest_R[:, None], drafts_RD], axis=1)
             R, Q = known_RQ.shape
             at_RQ = jnp.where(is_sampled_R[:, None] & (known_RQ >= 0), position_R[:, None] + jnp.arange(Q), NOTHING)
-            attend = spec.attention(PagedView((TileGroup(pages_RJ, at_RQ),)))
+            attend = StepAttention(PagedView((TileGroup(pages_RJ, at_RQ),)), spec.attention)
             tokens_T, positions_T = jnp.maximum(known_RQ, 0).reshape(-1), jnp.maximum(at_RQ, 0).reshape(-1)
             x_TD, cache = decoder.hidden(tokens_T, positions_T, attend, state.cache)
             logits_TV = decoder.logits(x_TD)
@@ -128,7 +137,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
         state = TripState(cache, last_token_B[slot_R], slots.counts_BV)
         if shape.drafts:
             if spec.draft is not None and draft_cache is not None:
-                drafter = bind(spec.draft.config, jax.tree.unflatten(draft_treedef, draft_weights))
+                drafter = bind(spec.draft.config, jax.tree.unflatten(draft_treedef, draft_weights), spec.draft.seams)
                 newest_R = jnp.where(num_trips_R > 0, state.newest_R, ENDED)
                 drafts_RD, draft_cache = guess(
                     spec.draft, drafter, draft_cache, newest_R, position_R, drafts_RD, pages_RJ, rows, slots
@@ -171,7 +180,7 @@ def _is_finite(x_RV: jax.Array) -> jax.Array:
     return jnp.isfinite(jnp.sum(x_RV, axis=-1))
 
 
-def row_sampling(fields_FR: jax.Array, masks_RW: jax.Array | None = None) -> RowSampling:
+def row_sampling(fields_FR: jax.Array, masks_RW: jax.Array | None = None, vocab_shards: int = 1) -> RowSampling:
     """The sampler's view of a batch's row fields."""
     field = dict(zip(ROW_FIELDS, fields_FR, strict=True))
 
@@ -195,4 +204,5 @@ def row_sampling(fields_FR: jax.Array, masks_RW: jax.Array | None = None) -> Row
         logprobs_R=field["logprobs"] > 0,
         masked_R=field["masked"] > 0,
         masks_RW=masks_RW,
+        vocab_shards=vocab_shards,
     )

@@ -41,7 +41,7 @@ def served():
         import_model(source, str(path), dtype=None, name=None, console=Console(file=io.StringIO()))
     stored = StoredModel.open(path)
     config = EngineConfig(str(path), dtype="float32", num_slots=1, page_size=16, chunk_tokens=64, max_seq_len=1024)
-    model = LoadedModel.load(config, stored, make_mesh(MeshSpec()), lambda _: None)
+    model = LoadedModel.load(config, stored, MeshSpec(), make_mesh(MeshSpec()), lambda _: None)
     programs = make_programs(config, model, None, lambda _: None)
     return stored.card, make_engine(config, stored.card, programs)
 

@@ -8,13 +8,10 @@ from model.attention import dense_attention
 from model.config import LinearScaling, ModelConfig
 from serving.request import FinishReason, SamplingParams
 from sharding.params import bind
-from tests.engines import PAGE_SIZE, request, run, tiny_engine, tiny_params
+from tests.engines import MIXTRAL, PAGE_SIZE, request, run, tiny_engine, tiny_params
 
 pytestmark = pytest.mark.slow
 WINDOW = 10
-MIXTRAL = ModelConfig.tiny(
-    windows=(WINDOW, WINDOW), num_experts=4, experts_per_token=2, mlp_dim=40, tie_embeddings=False
-)
 GEMMA = ModelConfig.tiny(
     windows=(WINDOW, None), local_rope_theta=500.0, rope_scaling=LinearScaling(2.0), attention_softcap=2.0,
     logits_softcap=3.0, query_scale=20.0, qk_norm=True, qkv_bias=True, sandwich_norms=True, norm_offset=1.0,

@@ -1,0 +1,22 @@
+"""The largest logits of each row, also where the vocabulary lies on several devices."""
+
+import jax
+import jax.numpy as jnp
+
+
+def largest(logits_RV: jax.Array, num: int, shards: int) -> tuple[jax.Array, jax.Array]:
+    """Values and token ids, float32 and int32[R, num], falling; equal ones in the order of ids.
+
+    Each of `shards` equal parts of the vocabulary is looked through by itself first: what then travels between devices
+    is the few largest of each, and not all logits.
+    """
+    R, V = logits_RV.shape
+    if shards == 1:
+        values_RX, ids_RX = jax.lax.top_k(logits_RV, num)
+        return values_RX, ids_RX
+    assert V % shards == 0, "a vocabulary that does not divide is not split"
+    width = V // shards
+    parts_RSC, lanes_RSC = jax.lax.top_k(logits_RV.reshape(R, shards, width), min(num, width))
+    ids_RSC = lanes_RSC + (jnp.arange(shards, dtype=jnp.int32) * width)[:, None]
+    values_RX, at_RX = jax.lax.top_k(parts_RSC.reshape(R, -1), num)
+    return values_RX, jnp.take_along_axis(ids_RSC.reshape(R, -1), at_RX, axis=1, mode="promise_in_bounds")

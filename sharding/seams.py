@@ -1,0 +1,144 @@
+"""Seams over a mesh: layers that run stage after stage, experts that lie apart, rows that are shared out."""
+
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from model.attention import AttentionFn, Window
+from model.experts import run_experts
+from model.layers import RopeTable
+from model.seams import ExpertsFn, LayerBody, LayersFn, Seams, StagedAttention
+
+DATA, STAGE, EXPERT, TENSOR = "data", "stage", "expert", "tensor"
+
+
+def seams_over(mesh: Mesh) -> Seams:
+    """Of a mesh with the axes of `sharding.spec`."""
+    sizes = dict(mesh.shape)
+    return Seams(
+        layers=_layers_in_stages(mesh) if sizes[STAGE] > 1 else None,
+        experts=_experts_apart(mesh) if sizes[EXPERT] > 1 else None,
+        **({"rows": _rows_over(mesh)} if sizes[DATA] > 1 else {}),
+    )
+
+
+def _rows_over(mesh: Mesh) -> Any:
+    num = mesh.shape[DATA]
+
+    def rows(x: jax.Array) -> jax.Array:
+        """Few rows that cannot be shared out evenly are computed by every device."""
+        if x.shape[0] % num or jax.sharding.get_abstract_mesh().manual_axes:
+            return x
+        unsaid = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(DATA, *unsaid)))
+
+    return rows
+
+
+def _layers_in_stages(mesh: Mesh) -> LayersFn:
+    """Each stage holds its layers and their pages. All stages run at once what they hold, but only one of them has the
+    tokens; the others' results are dropped, and they store nothing. Then the tokens go on to the next stage.
+
+    So a step takes as long as on one stage with all layers: what is gained is room. Only the tokens' vectors travel.
+    """
+    num_stages = mesh.shape[STAGE]
+    ring = [(stage, (stage + 1) % num_stages) for stage in range(num_stages)]
+
+    def layers(body: LayerBody, carry: Any, states: Any, num_layers: int, attend: AttentionFn, ropes: RopeTable) -> Any:
+        per_stage = num_layers // num_stages
+
+        def here(x_TD: jax.Array, cache: Any, states: Any, attend: AttentionFn, ropes: RopeTable) -> Any:
+            stage = jax.lax.axis_index(STAGE)
+            first = stage * per_stage
+
+            def hop(turn: jax.Array, carry: Any) -> Any:
+                is_turn = stage == turn
+
+                live = cast(StagedAttention, attend).only_if(is_turn)
+
+                def attend_here(
+                    q_TNH: jax.Array,
+                    k_TKH: jax.Array,
+                    v_TKH: jax.Array,
+                    cache: Any,
+                    layer: jax.Array,
+                    *,
+                    window: Window = None,
+                    softcap: float | None = None,
+                ) -> tuple[jax.Array, Any]:
+                    return live(q_TNH, k_TKH, v_TKH, cache, layer - first, window=window, softcap=softcap)
+
+                def one(carry: Any, inputs: Any) -> Any:
+                    state, offset = inputs
+                    return body(carry, state, first + offset, attend_here, ropes), None
+
+                x_TD, _ = carry
+                offsets = jnp.arange(per_stage, dtype=jnp.int32)
+                (changed_TD, cache), _ = jax.lax.scan(one, carry, (states, offsets))
+                x_TD = jnp.where(is_turn, changed_TD, x_TD)
+                return jax.lax.ppermute(x_TD, STAGE, ring), cache
+
+            x_TD, cache = jax.lax.fori_loop(0, num_stages, hop, (x_TD, cache))
+            # The last stage has sent them to the first, which tells all.
+            return jax.lax.psum(jnp.where(stage == 0, x_TD, 0.0), STAGE), cache
+
+        whole, staged = PartitionSpec(), PartitionSpec(STAGE)
+        run = jax.shard_map(
+            here,
+            mesh=mesh,
+            in_specs=(whole, staged, staged, whole, whole),
+            out_specs=(whole, staged),
+            axis_names={STAGE},
+            check_vma=False,
+        )
+        x_TD, cache = carry
+        return run(x_TD, cache, states, attend, ropes)
+
+    return layers
+
+
+def _experts_apart(mesh: Mesh) -> ExpertsFn:
+    """Each device computes all tokens that are sent to its experts; what experts say is added up over devices."""
+
+    def experts(
+        x_TD: jax.Array, experts_TE: jax.Array, shares_TE: jax.Array, gate_up: Any, down: Any, activation: str
+    ) -> jax.Array:
+        splits_mlp = _can_split_mlp(gate_up, down, mesh.shape[TENSOR])
+        axes = (EXPERT, TENSOR) if splits_mlp else (EXPERT,)
+        tensor = TENSOR if splits_mlp else None
+
+        def here(x_TD: jax.Array, experts_TE: jax.Array, shares_TE: jax.Array, gate_up: Any, down: Any) -> jax.Array:
+            num_here = jax.tree.leaves(down)[0].shape[0]
+            local_TE = experts_TE - jax.lax.axis_index(EXPERT) * num_here
+            is_here_TE = (local_TE >= 0) & (local_TE < num_here)
+            # Rows of other devices' experts are sorted behind all others and belong to none.
+            local_TE = jnp.where(is_here_TE, local_TE, num_here)
+            shares_TE = jnp.where(is_here_TE, shares_TE, 0.0)
+            return jax.lax.psum(run_experts(x_TD, local_TE, shares_TE, gate_up, down, activation), axes)
+
+        gate_up_spec = jax.tree.map(lambda leaf: _spec(leaf, (EXPERT, None, None, tensor)), gate_up)
+        down_spec = jax.tree.map(lambda leaf: _spec(leaf, (EXPERT, tensor, None)), down)
+        whole = PartitionSpec()
+        run = jax.shard_map(
+            here,
+            mesh=None if jax.sharding.get_abstract_mesh().manual_axes else mesh,
+            in_specs=(whole, whole, whole, gate_up_spec, down_spec),
+            out_specs=whole,
+            axis_names=set(axes),
+            check_vma=False,
+        )
+        return run(x_TD, experts_TE, shares_TE, gate_up, down)
+
+    return experts
+
+
+def _can_split_mlp(gate_up: Any, down: Any, num: int) -> bool:
+    """Whether numbers and scales can be split at the same places."""
+    widths = [leaf.shape[3] for leaf in jax.tree.leaves(gate_up)] + [leaf.shape[1] for leaf in jax.tree.leaves(down)]
+    return num > 1 and all(width == 1 or width % num == 0 for width in widths)
+
+
+def _spec(leaf: jax.Array, names: tuple[str | None, ...]) -> PartitionSpec:
+    return PartitionSpec(*(None if size == 1 else name for name, size in zip(names, leaf.shape, strict=True)))
