@@ -62,7 +62,7 @@ def test_a_folder_too_long_for_a_socket_is_named(tmp_path):
 
 
 def test_a_wide_mesh_gets_virtual_devices():
-    assert replica_env("data=1,tensor=1", {"A": "b"}) == {"A": "b"}
+    assert replica_env("data=1,tensor=1", {"A": "b"}) == replica_env("auto", {"A": "b"}) == {"A": "b"}
     assert replica_env("tensor=4", {})["XLA_FLAGS"] == f"{HOST_DEVICES_FLAG}=4"
     assert replica_env("tensor=4", {"XLA_FLAGS": "--x"})["XLA_FLAGS"] == f"--x {HOST_DEVICES_FLAG}=4"
     chosen = {"XLA_FLAGS": f"{HOST_DEVICES_FLAG}=8"}
