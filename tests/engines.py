@@ -120,11 +120,11 @@ def _model(config, mesh, quantize=None, seed=1):
     spec = MeshSpec.parse(mesh)
     device_mesh, rules = make_mesh(spec), choose_rules(config, spec)
     saved, config = config, rules.served(config)
-    abstract = abstract_params(config, device_mesh, rules, "float32")
+    floats = abstract_params(config, device_mesh, rules, "float32")
     copies = ((names_of(path), leaf + 0) for path, leaf in jax.tree.leaves_with_path(tiny_params(saved, seed)))
     if rules.kv_copies > 1:
-        copies = repeat_kv_heads(copies, abstract, rules.kv_copies)
-    copies = ((names, jax.device_put(leaf, at(abstract, names).sharding)) for names, leaf in copies)
+        copies = repeat_kv_heads(copies, floats, rules.kv_copies)
+    copies = ((names, jax.device_put(leaf, at(floats, names).sharding)) for names, leaf in copies)
     if quantize is not None:
         quantization = Quantization.parse(quantize)
         abstract = abstract_params(config, device_mesh, rules, "float32", quantization)
