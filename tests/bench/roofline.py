@@ -36,9 +36,9 @@ from serving.engine.programs import Programs
 from serving.engine.sampling import sample
 from serving.engine.slot_state import empty_slots
 from serving.engine.step import StepSpec, row_sampling
-from sharding.checkpoint import read_card
 from sharding.mesh import make_mesh
 from sharding.spec import MeshSpec
+from sharding.stored_model import StoredModel
 from tests.bench.machine import probe
 
 PAGE, PAGES_PER_SLOT = 16, 32
@@ -147,7 +147,7 @@ def sampler(programs: Programs, shape: StepShape) -> Callable[[], Any]:
 def parts(model: LoadedModel, config: EngineConfig, rows: int, context: int) -> Iterator[Part]:
     """The served step first."""
     shape, card = StepShape(0, rows), model.card.config
-    spec = StepSpec(card, model.mesh, rows, PAGES_PER_SLOT, TILE_TOKENS, model.decode_kernel(config))
+    spec = StepSpec(card, model.mesh, rows, PAGES_PER_SLOT, TILE_TOKENS, model.attention(config).attention)
     programs = Programs(spec, make_cache(model.pages(rows * PAGES_PER_SLOT, config)), *model.forms())
     programs.compile((shape,), lambda _: None, num_threads=2)
     yield Part("step", step(programs, shape, context))
@@ -197,7 +197,7 @@ def main() -> None:
     options = parser.parse_args()
     config = EngineConfig(str(ensure_demo_model(home(), console)), dtype=options.dtype, page_size=PAGE)
     mesh = make_mesh(MeshSpec.parse(config.mesh))
-    model = LoadedModel.load(config, read_card(config.checkpoint), mesh, lambda _: None)
+    model = LoadedModel.load(config, StoredModel.open(config.checkpoint), MeshSpec(), mesh, lambda _: None)
     for line in table(options.rows, model, config, options.context):
         print(line, flush=True)
 
