@@ -85,6 +85,8 @@ def serve(
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
     drain_s: opt.DrainS = _GATEWAY.drain_s,
     tools_file: opt.ToolsFile = _GATEWAY.tools_file,
+    log_format: opt.LogFormat = _GATEWAY.log_format,
+    otlp_traces: opt.OtlpTraces = _GATEWAY.otlp_traces,
 ) -> None:
     """Serve a model: an OpenAI API on HOST:PORT. Ctrl-C lets running answers finish."""
     from rich.console import Console
@@ -101,13 +103,9 @@ def serve(
         tool_dialect, reasoning, model_files, keys, embeddings,
     )  # fmt: skip
     gateway = GatewayConfig(
-        host=host,
-        port=port,
-        max_queued=max_queued,
-        max_body_bytes=max_body_bytes,
-        drain_s=drain_s,
-        tools_file=tools_file,
-    )
+        host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s,
+        tools_file=tools_file, log_format=log_format, otlp_traces=otlp_traces,
+    )  # fmt: skip
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
 
 
@@ -140,6 +138,8 @@ def replica(
     keys: opt.Keys = _ENGINE.keys,
     embeddings: opt.Embeddings = _ENGINE.embeddings,
     drain_s: opt.DrainS = _REPLICA.drain_s,
+    log_format: opt.LogFormat = _REPLICA.log_format,
+    otlp_traces: opt.OtlpTraces = _REPLICA.otlp_traces,
     follow_parent: opt.FollowParent = False,
 ) -> None:
     """Run one engine behind gRPC."""
@@ -150,7 +150,7 @@ def replica(
         prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
         tool_dialect, reasoning, model_files, keys, embeddings,
     )  # fmt: skip
-    run(engine, ReplicaConfig(listen, drain_s), _build_engine, follow_parent=follow_parent)
+    run(engine, ReplicaConfig(listen, drain_s, log_format, otlp_traces), _build_engine, follow_parent=follow_parent)
 
 
 @app.command()
@@ -162,6 +162,8 @@ def gateway(
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
     drain_s: opt.DrainS = _GATEWAY.drain_s,
     tools_file: opt.ToolsFile = _GATEWAY.tools_file,
+    log_format: opt.LogFormat = _GATEWAY.log_format,
+    otlp_traces: opt.OtlpTraces = _GATEWAY.otlp_traces,
     fd: opt.ListenFd = None,
     follow_parent: opt.FollowParent = False,
 ) -> None:
@@ -169,7 +171,9 @@ def gateway(
     from serving.gateway.listener import inherit, listen
     from serving.gateway.main import run
 
-    config = GatewayConfig(host, port, replica, max_body_bytes, max_queued, drain_s, tools_file)
+    config = GatewayConfig(
+        host, port, replica, max_body_bytes, max_queued, drain_s, tools_file, log_format, otlp_traces
+    )
     listener = listen(host, port) if fd is None else inherit(fd)
     run(config, listener, follow_parent=follow_parent)
 

@@ -108,6 +108,13 @@ Embeddings = Annotated[
 MaxQueued = Annotated[int, typer.Option("--max-queued", help="Answers in flight; one more gets 429.")]
 MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
 DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
+LogFormat = Annotated[
+    str, typer.Option("--log-format", help="text for people; json for machines: every event, with its request's id.")
+]
+OtlpTraces = Annotated[
+    str | None,
+    typer.Option("--otlp-traces", metavar="URL", help="Send traces to an OpenTelemetry collector, by OTLP over HTTP."),
+]
 ToolsFile = Annotated[
     str | None, typer.Option("--tools-file", help="TOML file of tools that the gateway runs when the model calls them.")
 ]
@@ -142,7 +149,12 @@ _ENGINE_FLAGS = {
     "keys": "--keys",
     "embeddings": "--embeddings",
 }
-_REPLICA_FLAGS = {"address": "--listen", "drain_s": "--drain-s"}
+_REPLICA_FLAGS = {
+    "address": "--listen",
+    "drain_s": "--drain-s",
+    "log_format": "--log-format",
+    "otlp_traces": "--otlp-traces",
+}
 _GATEWAY_FLAGS = {
     "host": "--host",
     "port": "--port",
@@ -151,6 +163,8 @@ _GATEWAY_FLAGS = {
     "max_queued": "--max-queued",
     "drain_s": "--drain-s",
     "tools_file": "--tools-file",
+    "log_format": "--log-format",
+    "otlp_traces": "--otlp-traces",
 }
 
 

@@ -52,7 +52,7 @@ def join_config(engine: EngineConfig, gateway: GatewayConfig, folder: Path) -> S
             f"the folder for temporary files is too long for a socket: {path}; set TMPDIR to a short one."
         )
     address = f"{UNIX_PREFIX}{path}"
-    replica = ReplicaConfig(address=address, drain_s=gateway.drain_s)
+    replica = ReplicaConfig(address, gateway.drain_s, gateway.log_format, gateway.otlp_traces)
     return ServeConfig(engine, replica, dataclasses.replace(gateway, replica=address))
 
 

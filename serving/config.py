@@ -18,6 +18,7 @@ UNIX_PREFIX = "unix:"
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 ATTENTIONS = ("xla", "cpu")
+LOG_FORMATS = ("text", "json")
 POOLINGS = ("mean", "last")
 NGRAM, DRAFT = "ngram:", "draft:"
 MAX_DRAFTS = 15  # a tile of 16 queries
@@ -118,10 +119,15 @@ class ReplicaConfig:
     """`host:port`, or `unix:/path`."""
     drain_s: float = 30.0
     """How long running answers may go on after SIGTERM."""
+    log_format: str = "text"
+    """One of `LOG_FORMATS`."""
+    otlp_traces: str | None = None
+    """URL of an OpenTelemetry collector; None traces nothing."""
 
     def __post_init__(self) -> None:
         _check_address(self.address)
         _check_seconds(self, "drain_s")
+        _check_choice("log format", self.log_format, LOG_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,8 @@ class GatewayConfig:
     drain_s: float = 30.0
     tools_file: str | None = None
     """TOML file of the tools that the gateway runs; see `serving.gateway.server_tools.config`."""
+    log_format: str = "text"
+    otlp_traces: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -145,6 +153,7 @@ class GatewayConfig:
         _check_address(self.replica)
         _check_positive(self, "max_body_bytes", "max_queued")
         _check_seconds(self, "drain_s")
+        _check_choice("log format", self.log_format, LOG_FORMATS)
         if self.max_body_bytes > MAX_BODY_BYTES:
             raise ConfigError(f"--max-body-bytes may be at most {MAX_BODY_BYTES:,}, got {self.max_body_bytes:,}.")
 

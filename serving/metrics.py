@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from serving.request import FinishReason, Usage
+from serving.request import FinishReason, Phases, Usage
+from serving.token_histogram import Series, TokenHistogram
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -27,7 +28,8 @@ class Metrics:
         self.registry = registry
         self._of_model: dict[str, ModelMetrics] = {}
         self._ttft = self._histogram("time_to_first_token_seconds", "From the request to its first token.", TTFT_S)
-        self._itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of an answer.", ITL_S)
+        gaps = "Time between two tokens of an answer."
+        self._itl = TokenHistogram("vllm:inter_token_latency_seconds", gaps, LABELS, ITL_S, registry)
         self._e2e = self._histogram("e2e_request_latency_seconds", "From the request to its end.", E2E_S)
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a finished request.", TOKENS)
         self._generation = self._histogram("request_generation_tokens", "Tokens of a finished answer.", TOKENS)
@@ -37,6 +39,9 @@ class Metrics:
         self._computed = self._histogram(
             "request_prefill_kv_computed_tokens", "Prompt tokens that were not found in the prefix cache.", TOKENS
         )
+        self._queue = self._histogram("request_queue_time_seconds", "From a request to its first slot.", E2E_S)
+        self._prefill = self._histogram("request_prefill_time_seconds", "From its slot to its computed prompt.", E2E_S)
+        self._inference = self._histogram("request_inference_time_seconds", "From its slot to its end.", E2E_S)
         self._max_tokens = self._histogram("request_params_max_tokens", "The max_tokens that were asked for.", TOKENS)
         self._n = self._histogram("request_params_n", "Answers that were asked for.", NUM_ANSWERS)
         self._finished = Counter(
@@ -59,6 +64,9 @@ class Metrics:
             self._tpot.labels(*labels),
             self._decode.labels(*labels),
             self._computed.labels(*labels),
+            self._queue.labels(*labels),
+            self._prefill.labels(*labels),
+            self._inference.labels(*labels),
             self._max_tokens.labels(*labels),
             self._n.labels(*labels),
             {reason: self._finished.labels(*labels, reason.value) for reason in FinishReason},
@@ -74,13 +82,16 @@ class ModelMetrics:
     def __init__(
         self,
         ttft: Histogram,
-        itl: Histogram,
+        itl: Series,
         e2e: Histogram,
         prompt: Histogram,
         generation: Histogram,
         tpot: Histogram,
         decode: Histogram,
         computed: Histogram,
+        queue: Histogram,
+        prefill: Histogram,
+        inference: Histogram,
         max_tokens: Histogram,
         n: Histogram,
         finished: dict[FinishReason, Counter],
@@ -88,6 +99,7 @@ class ModelMetrics:
         self._ttft, self._itl, self._e2e = ttft, itl, e2e
         self._prompt, self._generation = prompt, generation
         self._tpot, self._decode, self._computed = tpot, decode, computed
+        self._queue, self._prefill, self._inference = queue, prefill, inference
         self._max_tokens, self._n = max_tokens, n
         self._finished = finished
 
@@ -103,13 +115,18 @@ class ModelMetrics:
         if num_tokens > 1:
             self._tpot.observe(duration_s / (num_tokens - 1))
 
+    def spent(self, phases: Phases) -> None:
+        """Where the time of one answer went."""
+        self._queue.observe(phases.queue_s)
+        self._prefill.observe(phases.prefill_s)
+        self._inference.observe(phases.inference_s)
+
     def first_token(self, after_s: float) -> None:
         self._ttft.observe(after_s)
 
     def next_tokens(self, gap_s: float, num_tokens: int) -> None:
         """Tokens that arrive together share their gap evenly."""
-        for _ in range(num_tokens):
-            self._itl.observe(gap_s / num_tokens)
+        self._itl.observe(gap_s / num_tokens, num_tokens)
 
     def finish(self, reason: FinishReason, after_s: float, usage: Usage | None) -> None:
         """`usage` is None for a request that ended without being counted."""

@@ -6,9 +6,18 @@ import os
 import signal
 import sys
 import threading
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from serving.context import REQUEST_ID
 
 logger = logging.getLogger(__name__)
 
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+ACCESS = "serving.access"
+"""Logger of one event per HTTP request."""
 LAST_RESORT_S = 10.0  # beyond the drain time, when the event loop itself no longer answers
 
 
@@ -50,7 +59,30 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: StopRequest, fd: int, p
     timer.start()
 
 
-def configure_logging(*, quiet: bool) -> None:
-    """One event per line on standard error; quiet beneath a supervisor, which tells the life cycle itself."""
-    level = logging.WARNING if quiet else logging.INFO
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+def configure_logging(log_format: str, *, quiet: bool) -> None:
+    """One event per line on standard error; quiet beneath a supervisor, which tells the life cycle itself. As JSON they
+    are for machines, which get all."""
+    handler = logging.StreamHandler(sys.stderr)
+    as_json = log_format == "json"
+    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(TEXT_FORMAT))
+    logging.basicConfig(level=logging.WARNING if quiet and not as_json else logging.INFO, handlers=[handler])
+    logging.getLogger(ACCESS).setLevel(logging.INFO if as_json else logging.WARNING)
+
+
+class JsonFormatter(logging.Formatter):
+    """An object with time, level, logger and message; the request's id where there is a request; and what else is known
+    of the event by name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()

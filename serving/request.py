@@ -228,6 +228,25 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Phases:
+    """Where the time of one request went, in seconds."""
+
+    queue_s: float = 0.0
+    """Until it first got a slot."""
+    prefill_s: float = 0.0
+    """From then until its prompt was computed."""
+    decode_s: float = 0.0
+    """From then until its end."""
+    first_step: int = 0
+    """Of the engine's steps, the first with work for it."""
+    last_step: int = 0
+
+    @property
+    def inference_s(self) -> float:
+        return self.prefill_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """How full one engine is; rides on every step's message."""
 

@@ -13,7 +13,15 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.config import ModelConfig
-from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats, TokenLogprobs
+from serving.engine.api import (
+    EngineRequest,
+    EngineState,
+    Prefilled,
+    SequenceOutput,
+    StepOutput,
+    StepStats,
+    TokenLogprobs,
+)
 from serving.errors import DeadlineExceeded, EngineFailed, InvalidRequest
 from serving.request import FinishReason, Load
 
@@ -207,7 +215,10 @@ class FakeEngineLoop:
         prompt = prompt_logprobs_of(sequence.request) if len(sequence.token_ids) == 1 else ()
         name, logprobs = sequence.request.request_id, logprobs_of(sequence)
         vector = embedding_of(sequence.request) if sequence.request.embed else b""
-        return SequenceOutput(name, (token_id,), reason, logprobs=logprobs, prompt_logprobs=prompt, embedding=vector)
+        prefilled = Prefilled(0.25, 0.5, self.num_steps) if len(sequence.token_ids) == 1 else None
+        return SequenceOutput(
+            name, (token_id,), reason, logprobs=logprobs, prompt_logprobs=prompt, embedding=vector, prefilled=prefilled
+        )
 
     def _reason(self, sequence, token_id):
         sampling = sequence.request.sampling

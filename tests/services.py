@@ -89,6 +89,7 @@ async def running_app(address, *, ready=True, tools=NO_TOOLS, **config):
         app = create_app(GatewayConfig(replica=address, **config), client, Metrics(CollectorRegistry()), tools=tools)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as http:
             yield http
+        await app.state.tool_caller.close()
 
 
 @asynccontextmanager

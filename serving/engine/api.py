@@ -91,6 +91,19 @@ class SequenceOutput(NamedTuple):
     accepted_tokens: int = 0
     embedding: bytes = b""
     """If the request asked, before its end: the prompt's, of length 1, as float32 in little-endian order."""
+    prefilled: "Prefilled | None" = None
+    """Once, when the prompt is computed."""
+
+
+class Prefilled(NamedTuple):
+    """What led to a request's first token, in seconds."""
+
+    queue_s: float
+    """Until it first got a slot."""
+    prefill_s: float
+    """From then until its prompt was computed."""
+    first_step: int
+    """The engine's first step with work for it."""
 
 
 @dataclass(frozen=True, slots=True)

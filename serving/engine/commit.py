@@ -62,6 +62,8 @@ def _commit_chunks(step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster)
             if (vector := embedded.get(sequence.request_id)) and sequence.finish_reason is None:
                 outputs.append(SequenceOutput(sequence.request_id, embedding=vector))
             if num_written >= sequence.num_prompt:
+                if (prefilled := sequence.history.prefilled()) and sequence.finish_reason is None:
+                    outputs.append(SequenceOutput(sequence.request_id, prefilled=prefilled))
                 roster.release_siblings(sequence)
         elif sequence.finish_reason is None:
             outputs.append(_finish_broken(sequence, (), roster))

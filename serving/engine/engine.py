@@ -202,6 +202,7 @@ class Engine:
                 self._programs.write_slot(packet)
             if not sequence.was_admitted:
                 sequence.was_admitted, sequence.num_cached = True, sequence.num_scheduled
+                sequence.history.admit(self._counts.num_steps + 1)
                 if self._roster.pages.enabled:
                     self._counts.count_lookup(sequence, sequence.num_cached)
 

@@ -19,6 +19,7 @@ from kv.page_keys import PageKeys
 from serving.engine.api import EngineRequest
 from serving.engine.edits import NO_EDITS
 from serving.engine.guesses import Guesses
+from serving.engine.history import History
 from serving.request import FinishReason, Priority
 
 NO_SLOT = -1
@@ -65,6 +66,7 @@ class Sequence:
     """Prompt tokens that were found in the cache when it was first admitted."""
     num_prompt_told: int = 0
     """Prompt tokens, from the second on, whose log-probabilities were handed out; counted only if they are wanted."""
+    history: History = field(default_factory=History)
     pooled_D: NDArray[np.float32] | None = None
     """What its embedding is made of, as far as it has been computed; only if one is wanted."""
     num_pooled: int = 0

@@ -17,9 +17,11 @@ from serving.errors import EngineFailed, ServiceError
 from serving.gateway import sse
 from serving.gateway.choice import Choice
 from serving.gateway.errors import error_response
-from serving.gateway.exchange import Exchange
+from serving.gateway.exchange import CallExchange, Exchange
 from serving.gateway.formats import AnswerFormat
 from serving.gateway.keep_alive import KeepAlive
+from serving.gateway.protocol import PartWriter
+from serving.gateway.pump import Pump
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class AnswerResponse(Response):
         if response is not None:
             await response(scope, receive, send)
         else:
-            await self._send_stream(send)
+            await self._send_stream(send, PartWriter.of(scope))
 
     async def _whole(self) -> Response:
         exchange = self._exchange
@@ -61,12 +63,12 @@ class AnswerResponse(Response):
         body = await asyncio.to_thread(write) if any(choice.prompt for choice in choices) else write()
         return Response(body, media_type="application/json")
 
-    async def _send_stream(self, send: Send) -> None:
+    async def _send_stream(self, send: Send, writer: PartWriter | None) -> None:
         await send(_stream_start())
         stream = KeepAlive(send)
         stream.start()
         try:
-            last = await self._send_events(stream.send)
+            last = await self._send_events(stream, writer)
         except ServiceError as error:
             last = self._format.error(error)
         except Exception:
@@ -76,12 +78,15 @@ class AnswerResponse(Response):
             stream.stop()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send_events(self, send: Send) -> bytes:
+    async def _send_events(self, stream: KeepAlive, writer: PartWriter | None) -> bytes:
         """Returns what closes the stream, so that it leaves together with its end."""
+        send = stream.send
         exchange = self._exchange
         for choice in range(exchange.num_choices):
             if opening := self._format.opening(choice):
                 await _send_part(send, opening)
+        if writer is not None and isinstance(exchange, CallExchange):
+            return await Pump(exchange, self._format, writer, stream).run()
         while True:
             part = self._format.said(await exchange.next())
             if exchange.is_complete:

@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 
+from serving import tracing
 from serving.config import GatewayConfig
 from serving.gateway.admission import Admission
 from serving.gateway.answers import answers_router
@@ -22,6 +23,7 @@ from serving.gateway.schema import ChatBody, CompletionBody
 from serving.gateway.server_tools.caller import ToolCaller
 from serving.gateway.server_tools.config import NO_TOOLS, ServerTools
 from serving.gateway.tokens import DetokenizeBody, TokenizeBody, tokens_router
+from serving.gateway.traces import TraceRequests
 from serving.metrics import Metrics
 from serving.replica.client import ReplicaClient
 
@@ -35,11 +37,11 @@ def create_app(
     admission: Admission | None = None,
     tools: ServerTools = NO_TOOLS,
 ) -> FastAPI:
-    """`replica` must be started by the caller, on the loop that serves the app."""
-    services = Services(
-        replica, admission or Admission(config.max_queued), metrics, tools, ToolCaller(metrics.registry)
-    )
+    """`replica` must be started by the caller, on the loop that serves the app, and `app.state.tool_caller` closed."""
+    tool_caller = ToolCaller(metrics.registry)
+    services = Services(replica, admission or Admission(config.max_queued), metrics, tools, tool_caller)
     app = FastAPI(title="podstream", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.tool_caller = tool_caller
     app.include_router(answers_router(services, config.max_body_bytes))
     app.include_router(responses_router(services, config.max_body_bytes, ResponseStore()))
     app.include_router(chat_router(services, config.max_body_bytes))
@@ -49,6 +51,8 @@ def create_app(
     app.include_router(health_router(services))
     add_openapi(app, BODIES)
     add_error_handlers(app)
+    if tracing.is_on():
+        app.add_middleware(TraceRequests)
     app.add_middleware(RequestId)
     app.add_middleware(HttpMetrics, registry=metrics.registry)
     return app

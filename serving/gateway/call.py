@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serving.errors import Overloaded, ServiceError
@@ -12,6 +12,7 @@ from serving.gateway.server_tools.config import ServerTools
 from serving.metrics import Metrics, ModelMetrics
 from serving.replica.client import Generation, ReplicaClient
 from serving.replica.events import Accepted, Delta, Event, Finished
+from serving.replica.inbox import Sink
 from serving.request import FinishReason, Request, Usage
 
 
@@ -76,6 +77,33 @@ class Call:
         assert not isinstance(event, Accepted), "a request is accepted once, in open()"
         return event
 
+    def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
+        """From now on `on_news` is called when there is something for `poll`, and `next` is not. `sink` as the
+        Generation has it; what it takes must be given to `see`."""
+        assert self._generation is not None, "open() comes first"
+        self._generation.listen(on_news, sink)
+
+    def see(self, delta: Delta) -> None:
+        """Time what a sink has taken."""
+        assert self._watch is not None, "open() comes first"
+        self._watch.see(delta)
+
+    def poll(self) -> Delta | Finished | None:
+        """What `next` would return if it is there already. Raises as it does."""
+        assert self._generation is not None and self._watch is not None, "open() comes first"
+        event, self._first = self._first, None
+        if event is None:
+            try:
+                event = self._generation.poll()
+            except ServiceError as error:
+                self._fail(error)
+                raise
+            if event is None:
+                return None
+            self._watch.see(event)
+        assert not isinstance(event, Accepted), "a request is accepted once, in open()"
+        return event
+
     def close(self) -> None:
         """May be called twice."""
         if self._generation is not None and self._watch is not None:
@@ -90,12 +118,16 @@ class Call:
         try:
             event = await anext(self._generation)
         except ServiceError as error:
-            self._watch.end(FinishReason.ERROR)
-            if isinstance(error, Overloaded) and error.retry_after_s is None:
-                error.retry_after_s = self._services.admission.plan_return(self._request.num_choices)
+            self._fail(error)
             raise
         self._watch.see(event)
         return event
+
+    def _fail(self, error: ServiceError) -> None:
+        assert self._watch is not None, "open() comes first"
+        self._watch.end(FinishReason.ERROR)
+        if isinstance(error, Overloaded) and error.retry_after_s is None:
+            error.retry_after_s = self._services.admission.plan_return(self._request.num_choices)
 
 
 class Stopwatch:
@@ -111,16 +143,18 @@ class Stopwatch:
         self._ended = False
 
     def see(self, event: Event) -> None:
-        match event:
-            case Delta(num_tokens=num_tokens, choice=choice) if num_tokens:
-                self._see_tokens(num_tokens, choice)
-            case Finished():
-                self._finished.append(event)
-                if event.choice in self._last:
-                    duration_s = self._last[event.choice] - self._first[event.choice]
-                    self._metrics.decoded(duration_s, event.usage.completion_tokens)
-                if len(self._finished) == self._num_choices:
-                    self.end(event.reason, total_usage(self._finished))
+        if isinstance(event, Delta):
+            if event.num_tokens:
+                self._see_tokens(event.num_tokens, event.choice)
+        elif isinstance(event, Finished):
+            self._finished.append(event)
+            if event.phases is not None:
+                self._metrics.spent(event.phases)
+            if event.choice in self._last:
+                duration_s = self._last[event.choice] - self._first[event.choice]
+                self._metrics.decoded(duration_s, event.usage.completion_tokens)
+            if len(self._finished) == self._num_choices:
+                self.end(event.reason, total_usage(self._finished))
 
     def end(self, reason: FinishReason, usage: Usage | None = None) -> None:
         if not self._ended:
@@ -128,12 +162,13 @@ class Stopwatch:
             self._metrics.finish(reason, time.perf_counter() - self._started, usage)
 
     def _see_tokens(self, num_tokens: int, choice: int) -> None:
-        now = time.perf_counter()
-        if not self._last:
-            self._metrics.first_token(now - self._started)
-        elif choice in self._last:
-            self._metrics.next_tokens(now - self._last[choice], num_tokens)
-        self._first.setdefault(choice, now)
+        now, last = time.perf_counter(), self._last.get(choice)
+        if last is not None:
+            self._metrics.next_tokens(now - last, num_tokens)
+        else:
+            if not self._last:
+                self._metrics.first_token(now - self._started)
+            self._first[choice] = now
         self._last[choice] = now
 
 

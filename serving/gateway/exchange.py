@@ -1,11 +1,14 @@
 """Exchange: one request and all that is said in answer to it, whatever the protocol. `CallExchange` is one call of the
 replica; `server_tools.ToolExchange` may be several."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from serving.gateway.call import Call, total_usage
 from serving.gateway.speech.speech import SpeechPlan
 from serving.gateway.transcript import Said, Transcript
+from serving.replica.events import Delta
+from serving.replica.inbox import Sink
 from serving.request import Usage
 
 
@@ -65,6 +68,20 @@ class CallExchange:
 
     async def next(self) -> Said:
         return self._transcript.hear(await self._call.next())
+
+    def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
+        """From now on `on_news` is called when there is something for `poll`, and `next` is not. `sink` gets each delta
+        before which nothing waits, as it comes; if it takes it, it must ask `hear` what it says."""
+        self._call.listen(on_news, sink)
+
+    def hear(self, delta: Delta) -> Said:
+        self._call.see(delta)
+        return self._transcript.hear(delta)
+
+    def poll(self) -> Said | None:
+        """What `next` would return if it is there already. Raises as it does."""
+        event = self._call.poll()
+        return None if event is None else self._transcript.hear(event)
 
     def close(self) -> None:
         self._call.close()

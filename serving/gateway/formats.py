@@ -72,7 +72,10 @@ class ChatFormat:
     def said(self, said: Said) -> bytes:
         if said.logprobs or said.reason:
             return self._said_with_more(said)
-        return b"".join([self._piece(said.choice, piece) for piece in said.pieces])
+        pieces = said.pieces
+        if len(pieces) == 1:
+            return self._piece(said.choice, pieces[0])
+        return b"".join([self._piece(said.choice, piece) for piece in pieces])
 
     def end(self, usage: Usage) -> bytes:
         return _usage_chunk(self._head, self._before, usage) + sse.DONE

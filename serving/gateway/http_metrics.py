@@ -1,9 +1,14 @@
 """HttpMetrics: requests by path, method and class of status, under the names that vLLM's servers use."""
 
+import logging
 import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.process import ACCESS
+
+logger = logging.getLogger(ACCESS)
 
 DURATION_S = (0.1, 0.5, 1.0)
 METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
@@ -45,7 +50,15 @@ class HttpMetrics:
             self._see(scope, status, time.perf_counter() - started)
 
     def _see(self, scope: Scope, status: int, duration_s: float) -> None:
-        handler = getattr(scope.get("route"), "path", NO_HANDLER)
+        handler = handler_of(scope)
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(handler, method, f"{status // 100}xx").inc()
         self._durations.labels(handler, method).observe(duration_s)
+        if logger.isEnabledFor(logging.INFO):
+            fields = {"method": scope["method"], "path": scope["path"], "status": status, "duration_s": duration_s}
+            logger.info("%(method)s %(path)s %(status)d in %(duration_s).3f s", fields, extra={"fields": fields})
+
+
+def handler_of(scope: Scope) -> str:
+    """The path as its route has it."""
+    return str(getattr(scope.get("route"), "path", NO_HANDLER))

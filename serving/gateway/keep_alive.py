@@ -17,12 +17,13 @@ class KeepAlive:
     def __init__(self, send: Send, interval_s: float = INTERVAL_S) -> None:
         self._send = send
         self._interval_s = interval_s
-        self._silent = False
+        self.silent = False
+        """Set to False by who sends something another way."""
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._silent = True
+        self.silent = True
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check)
 
     def stop(self) -> None:
@@ -31,12 +32,12 @@ class KeepAlive:
                 pending.cancel()
 
     async def send(self, message: Message) -> None:
-        self._silent = False
+        self.silent = False
         await self._send(message)
 
     def _check(self) -> None:
         """A comment that a slow reader has not taken yet is enough."""
-        if self._silent and (self._comment is None or self._comment.done()):
+        if self.silent and (self._comment is None or self._comment.done()):
             comment = {"type": "http.response.body", "body": COMMENT, "more_body": True}
             self._comment = asyncio.ensure_future(self._tell(comment))
         self.start()

@@ -6,14 +6,17 @@ probes and balancers see it), streams finish within `drain_s`, what is left then
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 from collections.abc import Iterator
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from serving import tracing
 from serving.config import GatewayConfig
 from serving.gateway.admission import Admission
 from serving.gateway.app import create_app
@@ -27,12 +30,15 @@ from serving.replica.client import ReplicaClient
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75  # longer than the idle time of usual balancers, else they reuse a connection that is being closed
+GC_THRESHOLD = 20_000  # new objects between two looks; 700 by default
 LAST_EVENTS_S = 1.0  # time for the error events of cut streams to be written
 
 
 def run(config: GatewayConfig, listener: socket.socket, *, follow_parent: bool = False) -> None:
     """Serve on `listener` until told to stop. Raises ConfigError for a tools file that cannot be read."""
-    configure_logging(quiet=follow_parent)
+    configure_logging(config.log_format, quiet=follow_parent)
+    if config.otlp_traces is not None:
+        tracing.turn_on("podstream-gateway", config.otlp_traces)
     tools = read_server_tools(config.tools_file)
     uvloop.run(_serve(config, tools, listener, follow_parent))
 
@@ -48,10 +54,18 @@ async def _serve(config: GatewayConfig, tools: ServerTools, listener: socket.soc
     server = make_server(config, replica, admission, tools)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     logger.info("listening on %s", base_url(listener))
+    _spare_the_collector()
     await stop.wait()
     await _drain(admission, replica, config.drain_s)
     server.should_exit = True
     await serving
+
+
+def _spare_the_collector() -> None:
+    """What is there now stays, and each token makes some objects that need no collector: let it look less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 50)
 
 
 async def _drain(admission: Admission, replica: ReplicaClient, drain_s: float) -> None:
@@ -69,8 +83,9 @@ def make_server(
     tools: ServerTools = NO_TOOLS,
 ) -> uvicorn.Server:
     """An HTTP server around the app, to be run with `serve(sockets=[...])` until its `should_exit` is set."""
+    app = create_app(config, replica, Metrics(CollectorRegistry()), admission, tools)
     settings = uvicorn.Config(
-        create_app(config, replica, Metrics(CollectorRegistry()), admission, tools),
+        app,
         http=GatewayProtocol,
         ws="websockets-sansio",
         ws_max_size=config.max_body_bytes,
@@ -82,11 +97,19 @@ def make_server(
         timeout_graceful_shutdown=1,
         server_header=False,
     )
-    return _Server(settings)
+    return _Server(settings, app)
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling: draining comes first, and is ours."""
+
+    def __init__(self, settings: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(settings)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        await self._app.state.tool_caller.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

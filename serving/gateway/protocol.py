@@ -1,9 +1,11 @@
 """GatewayProtocol: uvicorn's HTTP, for clients that never finish saying what they want."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEADERS_TIMEOUT_S = 20.0
 MAX_HEADER_BYTES = 64 << 10
@@ -11,6 +13,37 @@ MAX_HEADER_BYTES = 64 << 10
 
 class HeadersTooLarge(Exception):
     """The parser turns it into a 400."""
+
+
+PART_WRITER = "podstream.part_writer"
+
+
+class PartWriter:
+    """Writes parts of a response's body without a coroutine, once the response has been started: the middle of a stream
+    of small events, of which there are tens of thousands in a second. Start and end go through ASGI as ever."""
+
+    def __init__(self, protocol: "GatewayProtocol", cycle: RequestResponseCycle) -> None:
+        self._protocol, self._cycle, self._flow = protocol, cycle, cycle.flow
+
+    @classmethod
+    def of(cls, scope: Scope) -> "PartWriter | None":
+        """None where the app runs on another server."""
+        return scope.get(PART_WRITER)
+
+    @property
+    def paused(self) -> bool:
+        """The client does not keep up: what is written now would only pile up."""
+        return bool(self._flow.write_paused)
+
+    def listen(self, on_resume: Callable[[], None] | None) -> None:
+        """Called when it may go on."""
+        self._protocol.on_resume = on_resume
+
+    def write(self, part: bytes) -> None:
+        """Nothing happens when the client is gone: that ends the request elsewhere."""
+        cycle = self._cycle
+        if not (cycle.disconnected or cycle.transport.is_closing()):
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part)
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -22,6 +55,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._num_header_bytes = 0
         self._headers_timer: asyncio.TimerHandle | None = None
+        self.on_resume: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -47,6 +81,12 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         super().on_headers_complete()
+        self.scope[PART_WRITER] = PartWriter(self, self.cycle)  # type: ignore[literal-required]
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.on_resume is not None:
+            self.on_resume()
 
     def _count(self, num_bytes: int) -> None:
         self._num_header_bytes += num_bytes

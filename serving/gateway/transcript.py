@@ -1,7 +1,8 @@
 """Transcript: the one way from a replica's events to what is said, for streams and whole answers of every protocol."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from serving.gateway.speech.pieces import Piece
 from serving.gateway.speech.speech import SpeechPlan
@@ -20,6 +21,10 @@ class Said(NamedTuple):
     reason: str | None = None
 
 
+_said: Callable[[tuple[Any, ...]], Said] = partial(tuple.__new__, Said)
+"""From all its fields, without the Python frame of its constructor."""
+
+
 class Transcript:
     """Of all answers to one prompt."""
 
@@ -36,9 +41,10 @@ class Transcript:
         return self._finished
 
     def hear(self, event: Delta | Finished) -> Said:
-        speech = self._speeches[event.choice]
         if isinstance(event, Delta):
-            return Said(event.choice, speech.push(event.text), event.logprobs, event.prompt)
+            text, _, logprobs, choice, prompt, _ = event
+            return _said((choice, self._speeches[choice].push(text), logprobs, prompt, None))
+        speech = self._speeches[event.choice]
         self._finished.append(event)
         rest = speech.finish()
         return Said(event.choice, rest, reason=speech.finish_reason(event.reason))

@@ -10,15 +10,16 @@ import asyncio
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 
+from serving.context import TRACEPARENT
 from serving.errors import ReplicaUnavailable, ServiceError
 from serving.replica import convert
-from serving.replica.events import Accepted, Event, Finished
-from serving.replica.inbox import Inbox, Inboxes
+from serving.replica.events import Accepted, Event, Finished, plain_delta
+from serving.replica.inbox import Inbox, Inboxes, Sink
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaStub
 from serving.replica.status import ReplicaStatus
@@ -53,6 +54,15 @@ class Generation:
             raise StopAsyncIteration
         return await self._inboxes.take()
 
+    def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
+        """From now on `on_news` is called when there is something for `poll`; nobody may iterate any more. `sink` gets
+        each delta before which nothing waits, as it comes, and says whether it has taken it."""
+        self._inboxes.listen(on_news, sink)
+
+    def poll(self) -> Event | None:
+        """The next event that is there already. Raises ServiceError when the request fails."""
+        return self._inboxes.poll()
+
     def close(self) -> None:
         """Free the slots: cancels the answers that have not ended. May be called twice."""
         self._closed = True
@@ -75,11 +85,15 @@ class ReplicaClient:
         self._connected = False
         self._broken = "the replica went away while it answered; send the request again."
         self._status = ReplicaStatus()
+        self._load: pb.Load | None = None
+        """Newer than the status."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def status(self) -> ReplicaStatus:
         """The newest that is known; stale while not connected."""
+        if self._load is not None:
+            self._status, self._load = dataclasses.replace(self._status, load=convert.load_from_pb(self._load)), None
         return self._status
 
     @property
@@ -116,9 +130,11 @@ class ReplicaClient:
             raise ReplicaUnavailable(self._why_not_ready(), retry_after_s=1)
         handles = range(self._next_handle, self._next_handle + request.num_choices)
         self._next_handle = handles.stop
-        inboxes = [Inbox(choice) for choice in range(request.num_choices)]
+        inboxes = [Inbox(choice, plain=_is_plain(request)) for choice in range(request.num_choices)]
         self._inboxes |= zip(handles, inboxes, strict=True)
-        self._submits.append(convert.submit_to_pb(handles.start, request))
+        submit = convert.submit_to_pb(handles.start, request)
+        submit.traceparent = TRACEPARENT.get()
+        self._submits.append(submit)
         self._queued.set()
         return Generation(self, handles, inboxes)
 
@@ -154,7 +170,8 @@ class ReplicaClient:
     async def fetch_status(self, timeout_s: float = 1.0) -> ReplicaStatus:
         """Ask now. Raises ReplicaUnavailable when there is no answer in time."""
         try:
-            self._status = convert.status_from_pb(await self._stub.GetStatus(pb.StatusRequest(), timeout=timeout_s))
+            status = convert.status_from_pb(await self._stub.GetStatus(pb.StatusRequest(), timeout=timeout_s))
+            self._status, self._load = status, None
         except grpc.aio.AioRpcError as error:
             raise ReplicaUnavailable(f"the replica at {self._address} does not answer: {error.details()}.") from error
         return self._status
@@ -212,14 +229,17 @@ class ReplicaClient:
         return batch
 
     def _spread(self, batch: pb.ServerBatch) -> None:
-        self._status = dataclasses.replace(self._status, load=convert.load_from_pb(batch.load))
+        self._load = batch.load  # turned into a Load when somebody asks
         inboxes = self._inboxes
         for accepted in batch.accepted:
             if inbox := inboxes.get(accepted.handle):
                 inbox.accept(Accepted(accepted.prompt_tokens, accepted.in_thought))
         for delta in batch.deltas:
             if inbox := inboxes.get(delta.handle):
-                inbox.add(convert.delta_from_pb(delta))
+                if inbox.plain:
+                    inbox.add(plain_delta((delta.text, delta.num_tokens, (), inbox.choice, (), b"")))
+                else:
+                    inbox.add(convert.delta_from_pb(delta, inbox.choice))
         for finished in batch.finished:
             if inbox := inboxes.pop(finished.handle, None):
                 inbox.end(_unasked_abort_is_failure(convert.end_from_pb(finished)))
@@ -243,6 +263,12 @@ class ReplicaClient:
     def _log_break(self, error: grpc.aio.AioRpcError) -> None:
         if self._connected and self._status.ready:  # else it was announced
             logger.warning("the stream to the replica broke (%s): %s", error.code().name, error.details())
+
+
+def _is_plain(request: Request) -> bool:
+    """Its answers bring text and nothing else."""
+    sampling = request.sampling
+    return sampling.logprobs is None and sampling.prompt_logprobs is None and not request.embed
 
 
 def _is_cancelled() -> bool:

@@ -19,6 +19,7 @@ from serving.request import (
     Grammar,
     GrammarKind,
     Load,
+    Phases,
     Priority,
     Prompt,
     Request,
@@ -27,6 +28,8 @@ from serving.request import (
     TokenPrompt,
     Usage,
 )
+
+LOAD_FIELDS = [field.name for field in dataclasses.fields(Load)]
 
 
 def submit_to_pb(handle: int, request: Request) -> pb.Submit:
@@ -73,7 +76,7 @@ def load_to_pb(load: Load) -> pb.Load:
 
 
 def load_from_pb(load: pb.Load) -> Load:
-    return Load(**{f.name: getattr(load, f.name) for f in dataclasses.fields(Load)})
+    return Load(**{name: getattr(load, name) for name in LOAD_FIELDS})
 
 
 def status_to_pb(status: ReplicaStatus) -> pb.Status:
@@ -122,13 +125,17 @@ def delta_to_pb(
     )
 
 
-def delta_from_pb(delta: pb.Delta) -> Delta:
+def delta_from_pb(delta: pb.Delta, choice: int = 0) -> Delta:
     logprobs, prompt = (tuple(map(_logprob_from_pb, entries)) for entries in (delta.logprobs, delta.prompt))
-    return Delta(delta.text, delta.num_tokens, logprobs, prompt=prompt, embedding=delta.embedding)
+    return Delta(delta.text, delta.num_tokens, logprobs, choice, prompt, delta.embedding)
 
 
-def finished_to_pb(handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None) -> pb.Finished:
+def finished_to_pb(
+    handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None, phases: Phases | None = None
+) -> pb.Finished:
     finished = pb.Finished(handle=handle, reason=reason.value, **_shallow_dict(usage))
+    if phases is not None:
+        finished.phases.CopyFrom(pb.Phases(**_shallow_dict(phases)))
     if reason is FinishReason.ERROR:
         finished.error.CopyFrom(error_to_pb(error or EngineFailed("the engine gave no reason.")))
     return finished
@@ -139,7 +146,13 @@ def end_from_pb(finished: pb.Finished) -> Finished | ServiceError:
     if finished.reason == FinishReason.ERROR:
         return error_from_pb(finished.error)
     usage = Usage(**{field.name: getattr(finished, field.name) for field in dataclasses.fields(Usage)})
-    return Finished(FinishReason(finished.reason), usage)
+    return Finished(FinishReason(finished.reason), usage, phases=_phases_from_pb(finished))
+
+
+def _phases_from_pb(finished: pb.Finished) -> Phases | None:
+    if not finished.HasField("phases"):
+        return None
+    return Phases(**{field.name: getattr(finished.phases, field.name) for field in dataclasses.fields(Phases)})
 
 
 def tokenize_to_pb(model: str, prompt: TextPrompt | ChatPrompt) -> pb.TokenizeRequest:

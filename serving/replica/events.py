@@ -4,9 +4,12 @@ each of its answers.
 An error takes the place of what is left and is raised, never yielded. Plain data, imports no JAX.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
-from serving.request import FinishReason, Usage
+from serving.request import FinishReason, Phases, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,11 @@ class TokenLogprob:
     top_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New text. `num_tokens` counts tokens that became known, also while their text is still held back."""
+class Delta(NamedTuple):
+    """New text. `num_tokens` counts tokens that became known, also while their text is still held back.
+
+    One is made per token: a named tuple takes a third of the time of a frozen dataclass.
+    """
 
     text: str
     num_tokens: int
@@ -53,11 +58,16 @@ class Delta:
     """If asked for, once: the prompt's, of length 1, as float32 in little-endian order."""
 
 
+plain_delta: Callable[[tuple[Any, ...]], Delta] = partial(tuple.__new__, Delta)
+"""From all its fields, without the Python frame of its constructor."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     reason: FinishReason
     usage: Usage
     choice: int = 0
+    phases: Phases | None = None
 
 
 Event = Accepted | Delta | Finished

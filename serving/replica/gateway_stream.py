@@ -6,6 +6,8 @@ import time
 from functools import partial
 from typing import Protocol
 
+from serving import tracing
+from serving.context import REQUEST_ID
 from serving.errors import EngineFailed, ServiceError
 from serving.replica import convert
 from serving.replica.events import Accepted, Delta
@@ -13,7 +15,8 @@ from serving.replica.outbox import Outbox
 from serving.replica.prompts import ReadPrompt
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.running import RunningTable
-from serving.request import MAX_CHOICES, FinishReason, Request, Usage
+from serving.request import MAX_CHOICES, FinishReason, Phases, Request, Usage
+from serving.tracing import Arrived
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,8 @@ class GatewayStream:
         self._entrance = entrance
         self._entering: dict[int, asyncio.Task[None]] = {}
         self._running: dict[int, tuple[RunningTable, str]] = {}
+        self._traces: dict[int, Arrived] = {}
+        """Of requests whose answers are to be recorded."""
 
     @property
     def num_entering(self) -> int:
@@ -61,9 +66,18 @@ class GatewayStream:
     def add(self, handle: int, delta: Delta) -> None:
         self.outbox.add(handle, delta)
 
-    def finish(self, handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None = None) -> None:
+    def finish(
+        self,
+        handle: int,
+        reason: FinishReason,
+        usage: Usage,
+        error: ServiceError | None = None,
+        phases: Phases | None = None,
+    ) -> None:
         self._running.pop(handle, None)
-        self.outbox.finish(handle, reason, usage, error)
+        if trace := self._traces.pop(handle, None):
+            tracing.record_answer(trace, reason, usage, phases)
+        self.outbox.finish(handle, reason, usage, error, phases)
 
     async def _enter(self, submit: pb.Submit, handles: range) -> None:
         try:
@@ -75,10 +89,13 @@ class GatewayStream:
             self._refuse(handles, EngineFailed("the prompt could not be turned into tokens."))
 
     async def _start(self, submit: pb.Submit, handles: range) -> None:
+        REQUEST_ID.set(submit.request_id)
         request = convert.request_from_pb(submit)
         deadline = None if request.deadline_ms is None else time.monotonic() + request.deadline_ms / 1000
         table = self._entrance.admit(request.num_choices)
         prompt = await self._entrance.read_prompt(table, request)
+        if submit.traceparent and tracing.is_on():
+            self._traces |= dict.fromkeys(handles, Arrived(submit.traceparent, request.request_id, request.model))
         for handle in handles:
             self.outbox.accept(handle, Accepted(len(prompt.token_ids), prompt.in_thought))
         engine_ids = table.submit(request.request_id, prompt, handles, self, deadline)

@@ -7,50 +7,50 @@ the answer itself. Imports no JAX.
 import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from serving.errors import ServiceError
-from serving.replica.events import Accepted, Delta, Event, Finished, TokenLogprob
+from serving.replica.events import Accepted, Delta, Event, Finished
+
+Sink = Callable[[Delta], bool]
 
 
 class Inbox:
     """Of one answer. One writer (the client's stream reader) and one reader, both on the same event loop."""
 
-    def __init__(self, choice: int = 0) -> None:
-        self._choice = choice
+    def __init__(self, choice: int = 0, *, plain: bool = False) -> None:
+        """`plain` if its deltas have text and nothing else, which need not be looked for then."""
+        self.choice, self.plain = choice, plain
         self._accepted: Accepted | None = None
-        self._parts: list[str] = []
-        self._num_tokens = 0
-        self._logprobs: list[TokenLogprob] = []
-        self._prompt: list[TokenLogprob] = []
-        self._embedding = b""
+        self._deltas: list[Delta] = []
         self._end: Finished | ServiceError | None = None
         self._on_news: Callable[[], None] = _nobody_waits
+        self._sink: Sink | None = None
 
     @property
     def ended(self) -> bool:
         return self._end is not None
 
-    def listen(self, on_news: Callable[[], None]) -> None:
-        self._on_news = on_news
+    def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
+        """`sink` gets each delta that nothing waits before, and says whether it has taken it."""
+        self._on_news, self._sink = on_news, sink
 
     def accept(self, accepted: Accepted) -> None:
         """Answers to one prompt are accepted together: the first one tells."""
-        if self._choice == 0:
+        if self.choice == 0:
             self._accepted = accepted
             self._on_news()
 
     def add(self, delta: Delta) -> None:
-        self._parts.append(delta.text)
-        self._num_tokens += delta.num_tokens
-        self._logprobs += delta.logprobs
-        self._prompt += delta.prompt
-        self._embedding = self._embedding or delta.embedding
+        if self._sink is not None and not self._deltas and self._sink(delta):
+            return
+        self._deltas.append(delta)
         self._on_news()
 
     def end(self, end: Finished | ServiceError) -> None:
         """The first end counts."""
         if isinstance(end, Finished):
-            end = dataclasses.replace(end, choice=self._choice)
+            end = dataclasses.replace(end, choice=self.choice)
         self._end = self._end or end
         self._on_news()
 
@@ -59,17 +59,12 @@ class Inbox:
         if accepted := self._accepted:
             self._accepted = None
             return accepted
-        if self._parts:
-            return self._take_delta()
+        if self._deltas:
+            deltas, self._deltas = self._deltas, []
+            return deltas[0] if len(deltas) == 1 else _joined(deltas)
         if isinstance(self._end, ServiceError):
             raise self._end
         return self._end
-
-    def _take_delta(self) -> Delta:
-        text, logprobs, prompt = "".join(self._parts), tuple(self._logprobs), tuple(self._prompt)
-        delta = Delta(text, self._num_tokens, logprobs, self._choice, prompt, self._embedding)
-        self._parts, self._num_tokens, self._logprobs, self._prompt, self._embedding = [], 0, [], [], b""
-        return delta
 
 
 class Inboxes:
@@ -78,8 +73,13 @@ class Inboxes:
     def __init__(self, inboxes: Sequence[Inbox]) -> None:
         self._open = list(inboxes)
         self._waiter: asyncio.Future[None] | None = None
-        for inbox in inboxes:
-            inbox.listen(self._wake)
+        self.listen(self._wake)
+
+    def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
+        """Call this whenever there is something for `poll`, in place of waking who waits in `take`. A sink may take
+        deltas before they become something to poll."""
+        for inbox in self._open:
+            inbox.listen(on_news, sink)
 
     @property
     def ended(self) -> bool:
@@ -88,12 +88,13 @@ class Inboxes:
 
     async def take(self) -> Event:
         """The next event of any answer; raises the first error, which is that of all of them."""
-        while (event := self._next()) is None:
+        while (event := self.poll()) is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return event
 
-    def _next(self) -> Event | None:
+    def poll(self) -> Event | None:
+        """The next event that is there already."""
         for inbox in self._open:
             event = inbox.take()
             if event is not None:
@@ -106,6 +107,17 @@ class Inboxes:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    return Delta(
+        "".join([delta.text for delta in deltas]),
+        sum([delta.num_tokens for delta in deltas]),
+        tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+        deltas[0].choice,
+        tuple(chain.from_iterable(delta.prompt for delta in deltas)),
+        next((delta.embedding for delta in deltas if delta.embedding), b""),
+    )
 
 
 def _nobody_waits() -> None:

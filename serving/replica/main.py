@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from model.card import ModelCard
+from serving import tracing
 from serving.config import EngineConfig, ReplicaConfig
 from serving.engine.api import EngineLoop
 from serving.errors import ConfigError, EngineFailed
@@ -40,7 +41,9 @@ LAST_WORDS_S = 0.5  # time for the last status to reach the gateways
 
 def run(engine: EngineConfig, replica: ReplicaConfig, build: BuildEngine, *, follow_parent: bool = False) -> None:
     """Serve until told to stop. Raises PodstreamError when the model cannot be loaded or the engine fails."""
-    configure_logging(quiet=follow_parent)
+    configure_logging(replica.log_format, quiet=follow_parent)
+    if replica.otlp_traces is not None:
+        tracing.turn_on("podstream-replica", replica.otlp_traces)
     loading = uvloop.run(_serve(engine, replica, build, follow_parent))
     if loading.is_alive():  # stopped while loading: nothing can interrupt that thread, and Python would wait for it
         sys.stderr.flush()

@@ -2,17 +2,18 @@
 
 import itertools
 import logging
+import time
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from serving.engine.api import EngineRequest, SequenceOutput, StepOutput, StepStats
+from serving.engine.api import EngineRequest, Prefilled, SequenceOutput, StepOutput, StepStats
 from serving.errors import EngineFailed, ServiceError
 from serving.replica.answer import Answer
 from serving.replica.events import Delta
 from serving.replica.prompt_echo import PromptEcho
 from serving.replica.prompts import ReadPrompt
 from serving.replica.served import ServedModel
-from serving.request import FinishReason, Load, Usage
+from serving.request import FinishReason, Load, Phases, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +23,17 @@ class Listener(Protocol):
 
     def add(self, handle: int, delta: Delta) -> None: ...
 
-    def finish(self, handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None = None) -> None: ...
+    def finish(
+        self,
+        handle: int,
+        reason: FinishReason,
+        usage: Usage,
+        error: ServiceError | None = None,
+        phases: Phases | None = None,
+    ) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
     handle: int
     listener: Listener
@@ -33,6 +41,8 @@ class _Running:
     echo: PromptEcho | None = None
     """Of the first answer to a prompt, which tells of it for all of them."""
     all_ids: tuple[str, ...] = ()
+    prefilled: Prefilled | None = None
+    prefilled_at_s: float = 0.0
 
 
 class RunningTable:
@@ -109,6 +119,8 @@ class RunningTable:
     def _push(self, running: _Running, output: SequenceOutput) -> None:
         if output.prompt_logprobs and running.echo is not None:
             self._tell_prompt(running, running.echo.push(output.prompt_logprobs))
+        if output.prefilled is not None:
+            running.prefilled, running.prefilled_at_s = output.prefilled, time.monotonic()
         if output.embedding:
             running.listener.add(running.handle, Delta("", 0, embedding=output.embedding))
         try:
@@ -127,4 +139,12 @@ class RunningTable:
 
     def _finish(self, engine_id: str, reason: FinishReason, error: ServiceError | None) -> None:
         running = self._running.pop(engine_id)
-        running.listener.finish(running.handle, reason, running.answer.usage, error)
+        running.listener.finish(running.handle, reason, running.answer.usage, error, self._phases(running))
+
+    def _phases(self, running: _Running) -> Phases | None:
+        """None for one whose prompt was never computed."""
+        if running.prefilled is None:
+            return None
+        queue_s, prefill_s, first_step = running.prefilled
+        decode_s = time.monotonic() - running.prefilled_at_s
+        return Phases(queue_s, prefill_s, decode_s, first_step, self.stats.num_steps)

@@ -16,7 +16,14 @@ import openai
 import pytest
 
 START_TIMEOUT_S = 300
-SMALL = ("--slots", "4", "--chunk-tokens", "64")  # few shapes, so that a server of its own starts in seconds
+SMALL = (
+    "--slots",
+    "4",
+    "--chunk-tokens",
+    "64",
+    "--embeddings",
+    "mean",
+)  # few shapes, so that a server of its own starts in seconds
 
 
 @dataclass

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 CURL, SHORT_FORM = re.findall(r"^curl .*?(?=^```)", README, re.MULTILINE | re.DOTALL)[:2]
-SDK, RESPONSES, WEBSOCKET = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[:3]
+SDK, RESPONSES, WEBSOCKET, EMBEDDINGS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[:4]
 
 
 def run(command, server):
@@ -35,6 +35,10 @@ def test_the_responses_example(server):
 def test_the_short_form_example(server):
     told = run(["bash", "-c", SHORT_FORM], server)
     assert '{"type":"text"' in told and '{"type":"usage"' in told
+
+
+def test_the_embeddings_example(server):
+    assert 0.1 < float(run([sys.executable, "-c", EMBEDDINGS], server)) < 1
 
 
 def test_the_websocket_example(server):

@@ -19,7 +19,7 @@ ENGINE = EngineConfig(
     kv_dtype="fp8", attention="xla", speculate="ngram:5", tool_dialect="mistral", reasoning=False,
     model_files="/f", keys="/k.toml", embeddings="last",
 )  # fmt: skip
-GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5, "/t.toml")
+GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5, "/t.toml", "json", "http://c:4318")
 
 
 def read_back(monkeypatch, module, arguments):
@@ -33,7 +33,7 @@ def read_back(monkeypatch, module, arguments):
 
 @pytest.mark.parametrize("engine", [ENGINE, EngineConfig("gs://bucket/x")])
 def test_replica_flags(monkeypatch, engine):
-    replica = ReplicaConfig("unix:/r.sock", 2.5)
+    replica = ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318")
     seen = read_back(monkeypatch, "serving.replica.main", replica_arguments(engine, replica))
     assert seen[:2] == [engine, replica]
 
@@ -45,7 +45,7 @@ def test_gateway_flags(monkeypatch):
 
 def test_every_field_has_a_flag():
     """A new config field without a flag would silently keep its default in the child process."""
-    for section in (ENGINE, GATEWAY, ReplicaConfig("unix:/r.sock", 2.5)):
+    for section in (ENGINE, GATEWAY, ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318")):
         defaults = {f.name: f.default for f in dataclasses.fields(section)}
         assert all(getattr(section, name) != default for name, default in defaults.items()), "set all fields above"
 

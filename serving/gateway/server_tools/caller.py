@@ -34,6 +34,10 @@ class ToolCaller:
             "podstream:server_tool_seconds", "How long they took.", ("tool",), buckets=SECONDS, registry=registry
         )
 
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
     async def run(self, tool: ServerTool, call: ToolCall, request_id: str) -> str:
         """The result, or what the model is told instead. Never raises but when it is cancelled."""
         started, outcome = time.perf_counter(), "cancelled"

@@ -6,8 +6,10 @@ Pieces of one kind that follow each other are one: how they are cut depends on h
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Content:
+    """Not frozen, as one is made per token and that would take twice the time."""
+
     text: str
 
 

@@ -85,6 +85,10 @@ async def test_metrics_count_requests_and_tokens(http):
     assert samples["vllm:time_to_first_token_seconds_count", None] == 2
     assert samples["vllm:inter_token_latency_seconds_count", None] <= 6  # less when a first event brings several
     assert samples["vllm:e2e_request_latency_seconds_count", None] == 3
+    assert samples["vllm:request_queue_time_seconds_sum", None] == 2 * 0.25
+    assert samples["vllm:request_prefill_time_seconds_sum", None] == 2 * 0.5
+    assert samples["vllm:request_inference_time_seconds_count", None] == 2
+    assert samples["vllm:request_inference_time_seconds_sum", None] >= 2 * 0.5
     assert samples["vllm:num_requests_running", None] == 0
     assert samples["podstream:compiles_after_ready_total", None] == 0
     assert samples["podstream:replica_up", None] == 1

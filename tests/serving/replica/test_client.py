@@ -23,7 +23,8 @@ async def test_events_come_in_order():
         events = [event async for event in client.generate(request())]
     assert events[0] == Accepted(prompt_tokens=3)
     assert "".join(event.text for event in events[1:-1]) == "abcab"
-    assert events[-1] == Finished(FinishReason.LENGTH, Usage(3, 5))
+    assert events[-1] == Finished(FinishReason.LENGTH, Usage(3, 5), phases=events[-1].phases)
+    assert (events[-1].phases.queue_s, events[-1].phases.prefill_s) == (0.25, 0.5)
     assert client.num_in_flight == 0
 
 
