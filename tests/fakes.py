@@ -98,6 +98,7 @@ class FakeEngineLoop:
         self.traces: list[list] = []  # folder, step at the start, step at the end
         self.go = threading.Event()  # cleared: the next step waits
         self.go.set()
+        self.step_s = 0.0
         self._num_slots = num_slots
         self._state = EngineState.STARTING
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()

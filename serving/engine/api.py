@@ -168,6 +168,11 @@ class EngineLoop(Protocol):
     @property
     def load(self) -> Load: ...
 
+    @property
+    def step_s(self) -> float:
+        """Seconds since the step that runs now began; 0 if none does."""
+        ...
+
     def start(self, on_step: Callable[[StepOutput], None]) -> None:
         """Start the thread; `on_step` is called on it once per step with news, and must not block."""
         ...

@@ -51,6 +51,7 @@ class EngineThread:
         self._state = EngineState.STARTING
         self._load = engine.load
         self._tracing = False
+        self._step_began = 0.0
         self._num_failures = 0
         """Steps that raised since the last token."""
         self._thread: threading.Thread | None = None
@@ -70,6 +71,11 @@ class EngineThread:
     @property
     def load(self) -> Load:
         return self._load
+
+    @property
+    def step_s(self) -> float:
+        began = self._step_began
+        return time.monotonic() - began if began else 0.0
 
     def start(self, on_step: Callable[[StepOutput], None]) -> None:
         self._thread = threading.Thread(target=self._live, args=(on_step,), name="engine", daemon=True)
@@ -122,6 +128,13 @@ class EngineThread:
         return dataclasses.replace(self._engine.stats, num_compiles_after_ready=self._compiles_after_ready())
 
     def _step(self) -> list[SequenceOutput]:
+        self._step_began = time.monotonic()
+        try:
+            return self._run_step()
+        finally:
+            self._step_began = 0.0
+
+    def _run_step(self) -> list[SequenceOutput]:
         try:
             with trace.traced_step(self._engine.stats.num_steps) if self._tracing else nullcontext():
                 outputs = list(self._engine.step(time.monotonic()))

@@ -7,13 +7,14 @@
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import grpc
 
-from serving.engine.api import EngineState, StepOutput
+from serving.engine.api import EngineLoop, EngineState, StepOutput
 from serving.errors import EngineFailed, Overloaded, ReplicaUnavailable, ServiceError
 from serving.replica import convert
 from serving.replica.gateway_stream import GatewayStream
@@ -26,9 +27,14 @@ from serving.replica.served import ServedModel
 from serving.replica.status import ReplicaState, ReplicaStatus
 from serving.request import Request
 
+logger = logging.getLogger(__name__)
+
 NUM_TOKENIZER_THREADS = 2
 NUM_GRAMMAR_THREADS = 2  # of their own: a crowd of grammars, up to some tenths of a second each, holds up nobody else
 POLL_S = 0.05
+WATCH_S = 1.0
+STUCK_S = 60.0
+"""A step that takes longer is stuck: the longest, with all its tiles on a slow machine, takes some seconds."""
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
@@ -43,6 +49,7 @@ class ReplicaService(ReplicaServicer):
         self._profiler: Profiler | None = None
         self._streams: set[GatewayStream] = set()
         self._num_reading = 0
+        self._watching: asyncio.Task[None] | None = None
         self._tokenizing = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self._compiling = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, thread_name_prefix="grammar")
 
@@ -76,6 +83,7 @@ class ReplicaService(ReplicaServicer):
         )
         if self._status.state is ReplicaState.STARTING:
             self._change(state=ReplicaState.READY, detail="")
+        self._watching = asyncio.create_task(self._watch_steps(served.engine), name="watch-steps")
 
     def fail(self, detail: str) -> None:
         """Nothing will be answered any more; what is in flight ends now."""
@@ -83,8 +91,19 @@ class ReplicaService(ReplicaServicer):
         if self._table is not None:
             self._table.fail_all(EngineFailed(detail))
 
+    async def _watch_steps(self, engine: EngineLoop) -> None:
+        """While a step is stuck the replica is not ready: nobody should wait for it who has another one."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            took_s, state = engine.step_s, self._status.state
+            if took_s > STUCK_S and state is ReplicaState.READY:
+                logger.error("a step of the engine runs since %.0f s", took_s)
+                self._change(state=ReplicaState.STUCK, detail=f"a step of the engine runs since {took_s:.0f} s")
+            elif took_s <= STUCK_S and state is ReplicaState.STUCK:
+                self._change(state=ReplicaState.READY, detail="")
+
     def drain(self) -> None:
-        if self._status.state in (ReplicaState.STARTING, ReplicaState.READY):
+        if self._status.state in (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.STUCK):
             self._change(state=ReplicaState.DRAINING, detail="no new requests, running ones finish")
 
     async def drained(self) -> None:
@@ -97,6 +116,8 @@ class ReplicaService(ReplicaServicer):
 
     async def close(self) -> None:
         """End the engine's thread, then the rest; steps can still arrive until then."""
+        if self._watching is not None:
+            self._watching.cancel()
         for threads in (self._tokenizing, self._compiling):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._table is not None:

@@ -11,6 +11,8 @@ from serving.request import Load
 class ReplicaState(enum.StrEnum):
     STARTING = "starting"
     READY = "ready"
+    STUCK = "stuck"
+    """A step does not end; whether it ever will, nobody knows."""
     DRAINING = "draining"
     FAILED = "failed"
 

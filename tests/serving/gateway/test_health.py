@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serving.replica import server
 from serving.replica.served import ServedModel
 from tests.fakes import FAKE_NAME, GUESSES, PREFIX_CACHE, TIMES, fake_card
 from tests.services import ENGINE_CONFIG, running_app, running_replica, until
@@ -42,6 +43,19 @@ async def test_alive_but_not_ready_while_the_model_loads(engine):
         replica.service.serve(ServedModel.build(ENGINE_CONFIG, engine, fake_card()))
         await until_get(http, lambda response: response.status_code == 200)
         assert (await http.get("/v1/models")).status_code == 200
+
+
+async def test_not_ready_while_a_step_is_stuck(engine, monkeypatch):
+    monkeypatch.setattr(server, "WATCH_S", 0.01)
+    async with running_replica(engine) as replica, running_app(replica.address) as http:
+        engine.step_s = 61.0
+        stuck = await until_get(http, lambda response: response.status_code == 503)
+        assert (stuck.json()["status"], stuck.json()["detail"]) == ("stuck", "a step of the engine runs since 61 s")
+        assert (await http.get("/live")).status_code == 200
+        refused = await http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "x"})
+        assert refused.status_code == 503 and "stuck" in refused.json()["error"]["message"]
+        engine.step_s = 0.0
+        await until_get(http, lambda response: response.status_code == 200)
 
 
 async def test_not_ready_without_a_replica():
