@@ -86,6 +86,8 @@ class ResponseBody(Labels):
     background: Literal[False] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     server_tools: list[str] | None = None
+    ignore_eos: bool | None = None
+    """Load generators want answers of a length that they choose."""
     priority: Literal["interactive", "batch"] | None = None
     deadline_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
@@ -109,6 +111,7 @@ class ResponseBody(Labels):
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self.text.format.to_chat() if self.text and self.text.format else None,
             "server_tools": self.server_tools,
+            "ignore_eos": self.ignore_eos,
             "priority": self.priority,
             "deadline_ms": self.deadline_ms,
         }
