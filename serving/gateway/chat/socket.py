@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from serving.context import REQUEST_ID
 from serving.errors import EngineFailed, InvalidRequest, ServiceError
 from serving.gateway.body import check_depth
 from serving.gateway.call import Services
@@ -34,6 +35,7 @@ class ChatSocket:
         self._turn: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
+        REQUEST_ID.set(self._request_id)
         await self._socket.accept(headers=[(HEADER.encode(), self._request_id.encode())])
         try:
             while True:
