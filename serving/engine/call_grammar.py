@@ -60,7 +60,7 @@ def _mistral(functions: Sequence[Function], max_calls: int, calls: str, call_id:
     """A list of calls behind one mark, or name and arguments behind a mark each."""
     schemas = {f"args{i}": _enforced(schema) for i, (_, schema) in enumerate(functions)}
     named = " | ".join(
-        f"{orjson.dumps(name).decode()} ({call_id} {CALL_ID})? ({args})? @args{i}"
+        f"{orjson.dumps(name).decode()} (({call_id} {CALL_ID})? {args})? @args{i}"
         for i, (name, _) in enumerate(functions)
     )
     return [

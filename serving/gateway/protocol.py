@@ -81,6 +81,8 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         super().on_headers_complete()
+        if self.cycle is None or self.cycle.scope is not self.scope:  # it becomes a WebSocket
+            return
         self.scope[PART_WRITER] = PartWriter(self, self.cycle)  # type: ignore[literal-required]
 
     def resume_writing(self) -> None:

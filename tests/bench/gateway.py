@@ -43,16 +43,16 @@ def running(*command: str) -> Iterator[psutil.Popen]:
 
 
 @contextmanager
-def gateway(step_s: float) -> Iterator[tuple[int, psutil.Process]]:
+def running_gateway(step_s: float) -> Iterator[tuple[int, psutil.Process]]:
     """Its port and process, in front of a replica with such steps."""
-    port = _free_port()
+    port = free_port()
     with (
         tempfile.TemporaryDirectory(prefix="pod-") as folder,
         running("tests.bench.scripted_replica", "--address", f"unix:{folder}/r.sock", "--step-s", str(step_s)),
         running("podstream", "gateway", "--replica", f"unix:{folder}/r.sock", "--port", str(port),
                 "--max-queued", "100000", "--drain-s", "0") as process,
     ):  # fmt: skip
-        _wait_until_ready(port)
+        wait_until(f"http://127.0.0.1:{port}/ready", PATIENCE_S)
         yield port, process
 
 
@@ -64,18 +64,23 @@ def load(port: int, *arguments: str) -> dict[str, float]:
 def events_per_cpu_s(num_streams: int) -> dict[str, float]:
     """All streams are under way: what it costs to begin one is the other part's business."""
     steps_per_s = min(EVENTS_PER_S / num_streams, MAX_STEPS_PER_S)
-    with gateway(1 / steps_per_s) as (port, process):
-        command = _load_command(port, "streams", "--count", str(num_streams), "--tokens", "90000",
-                                "--seconds", str(SECONDS))  # fmt: skip
-        clients = subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
-        assert clients.stdin is not None and clients.stdout is not None
-        clients.stdout.readline()
-        time.sleep(1)
-        before = process.cpu_times()
-        print("go", file=clients.stdin, flush=True)
-        told = json.loads(clients.stdout.readline())
-        after = process.cpu_times()
-        clients.wait()
+    with running_gateway(1 / steps_per_s) as (port, process):
+        return steady(port, process, num_streams, 90_000, SECONDS)
+
+
+def steady(port: int, process: psutil.Process, num_streams: int, tokens: int, seconds: float) -> dict[str, float]:
+    """What the process spends on an event of so many streams, of which none has more than `tokens`."""
+    command = _load_command(port, "streams", "--count", str(num_streams), "--tokens", str(tokens),
+                            "--seconds", str(seconds))  # fmt: skip
+    clients = subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
+    assert clients.stdin is not None and clients.stdout is not None
+    clients.stdout.readline()
+    time.sleep(1)
+    before = process.cpu_times()
+    print("go", file=clients.stdin, flush=True)
+    told = json.loads(clients.stdout.readline())
+    after = process.cpu_times()
+    clients.wait()
     user_s, system_s = after.user - before.user, after.system - before.system
     return {
         "streams": num_streams,
@@ -87,7 +92,7 @@ def events_per_cpu_s(num_streams: int) -> dict[str, float]:
 
 
 def added_ttft() -> dict[str, float]:
-    with gateway(0.01) as (port, process):
+    with running_gateway(0.01) as (port, process):
         load(port, "arrivals", "--per-s", "50", "--seconds", "1")
         before = _cpu_s(process)
         told = load(port, "arrivals", "--per-s", str(ARRIVALS_PER_S), "--seconds", "10")
@@ -98,7 +103,7 @@ def added_ttft() -> dict[str, float]:
 
 def idle_memory() -> dict[str, float]:
     """Private memory that open streams add, and how long the gateway takes for /metrics beside them."""
-    with gateway(1.0) as (port, process):
+    with running_gateway(1.0) as (port, process):
         load(port, "arrivals", "--per-s", "50", "--seconds", "1")
         before = process.memory_full_info().uss
         holder = subprocess.Popen(_load_command(port, "idle", "--count", str(IDLE)), stdin=-1, stdout=-1, text=True)
@@ -152,21 +157,22 @@ def _cpu_s(process: psutil.Process) -> float:
     return sum(process.cpu_times()[:2])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _wait_until_ready(port: int) -> None:
-    end = time.monotonic() + PATIENCE_S
+def wait_until(url: str, patience_s: float) -> None:
+    """Until it says 200."""
+    end = time.monotonic() + patience_s
     while True:
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
+            if httpx.get(url, trust_env=False).status_code == 200:
                 return
         except httpx.TransportError:
             pass
-        assert time.monotonic() < end, "the gateway does not become ready"
+        assert time.monotonic() < end, f"{url} does not become ready"
         time.sleep(0.05)
 
 
