@@ -1,4 +1,4 @@
-"""The front ends of podstream and vLLM side by side: `python -m tests.bench.vllm_front`, when `make peers` has run once.
+"""The front ends of podstream and vLLM side by side: `python -m tests.bench.vllm_front`, after `make peers`.
 
 Each serves the same streams in front of an engine that emits one token for everyone per step at the same pace, and what
 its server process spends on an event is measured. Detokenizing is within that process for vLLM and before it for
@@ -9,12 +9,10 @@ import argparse
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
 
 from podstream.home import home
