@@ -42,6 +42,8 @@ class Metrics:
         self._queue = self._histogram("request_queue_time_seconds", "From a request to its first slot.", E2E_S)
         self._prefill = self._histogram("request_prefill_time_seconds", "From its slot to its computed prompt.", E2E_S)
         self._inference = self._histogram("request_inference_time_seconds", "From its slot to its end.", E2E_S)
+        longest = "Tokens of the longest of a request's answers."
+        self._longest = self._histogram("request_max_num_generation_tokens", longest, TOKENS)
         self._max_tokens = self._histogram("request_params_max_tokens", "The max_tokens that were asked for.", TOKENS)
         self._n = self._histogram("request_params_n", "Answers that were asked for.", NUM_ANSWERS)
         self._finished = Counter(
@@ -67,6 +69,7 @@ class Metrics:
             self._queue.labels(*labels),
             self._prefill.labels(*labels),
             self._inference.labels(*labels),
+            self._longest.labels(*labels),
             self._max_tokens.labels(*labels),
             self._n.labels(*labels),
             {reason: self._finished.labels(*labels, reason.value) for reason in FinishReason},
@@ -92,6 +95,7 @@ class ModelMetrics:
         queue: Histogram,
         prefill: Histogram,
         inference: Histogram,
+        longest: Histogram,
         max_tokens: Histogram,
         n: Histogram,
         finished: dict[FinishReason, Counter],
@@ -100,7 +104,7 @@ class ModelMetrics:
         self._prompt, self._generation = prompt, generation
         self._tpot, self._decode, self._computed = tpot, decode, computed
         self._queue, self._prefill, self._inference = queue, prefill, inference
-        self._max_tokens, self._n = max_tokens, n
+        self._longest, self._max_tokens, self._n = longest, max_tokens, n
         self._finished = finished
 
     def ask(self, n: int, max_tokens: int | None) -> None:
@@ -128,11 +132,13 @@ class ModelMetrics:
         """Tokens that arrive together share their gap evenly."""
         self._itl.observe(gap_s / num_tokens, num_tokens)
 
-    def finish(self, reason: FinishReason, after_s: float, usage: Usage | None) -> None:
-        """`usage` is None for a request that ended without being counted."""
+    def finish(self, reason: FinishReason, after_s: float, usage: Usage | None, longest: int | None = None) -> None:
+        """`usage` is None for a request that ended without being counted; `longest` counts the tokens of the longest of
+        its answers, if there are several."""
         self._finished[reason].inc()
         self._e2e.observe(after_s)
         if usage is not None:
             self._prompt.observe(usage.prompt_tokens)
             self._generation.observe(usage.completion_tokens)
+            self._longest.observe(usage.completion_tokens if longest is None else longest)
             self._computed.observe(usage.prompt_tokens - usage.cached_tokens)

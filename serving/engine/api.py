@@ -106,6 +106,9 @@ class Prefilled(NamedTuple):
     """The engine's first step with work for it."""
 
 
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
 @dataclass(frozen=True, slots=True)
 class StepStats:
     """Counters of one engine since it started, for `/metrics`."""
@@ -133,6 +136,9 @@ class StepStats:
     """Tokens guessed then."""
     num_accepted_tokens: int = 0
     """Those that came true."""
+    step_tokens: tuple[int, ...] = ()
+    """Steps by the tokens that they computed: up to each of STEP_TOKENS, and more."""
+    sum_step_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

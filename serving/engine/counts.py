@@ -1,8 +1,9 @@
 """EngineCounts: what one engine has counted since it started. Written by its thread; read as `StepStats`."""
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
 
-from serving.engine.api import StepStats
+from serving.engine.api import STEP_TOKENS, StepStats
 from serving.engine.plan import StepPlan
 from serving.engine.sequence import Sequence
 from serving.engine.step_clock import StepClock
@@ -21,10 +22,15 @@ class EngineCounts:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    step_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
+    sum_step_tokens: int = 0
 
     def count_plan(self, plan: StepPlan) -> None:
         """A plan that is being dispatched."""
         self.num_steps += 1
+        num_tokens = len(plan.decode) * plan.num_trips + sum(chunk.length for chunk in plan.prefill)
+        self.step_tokens[bisect_left(STEP_TOKENS, num_tokens)] += 1
+        self.sum_step_tokens += num_tokens
         for chunk in plan.prefill:
             self.prefill_tokens += chunk.length
             if chunk.is_last and len(chunk.sequence.token_ids) == chunk.sequence.num_prompt:  # not preempted before
@@ -54,6 +60,8 @@ class EngineCounts:
             num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
+            step_tokens=tuple(self.step_tokens),
+            sum_step_tokens=self.sum_step_tokens,
             step_host_s=clock.host_s,
             step_device_wait_s=clock.device_wait_s,
         )

@@ -154,12 +154,13 @@ class Stopwatch:
                 duration_s = self._last[event.choice] - self._first[event.choice]
                 self._metrics.decoded(duration_s, event.usage.completion_tokens)
             if len(self._finished) == self._num_choices:
-                self.end(event.reason, total_usage(self._finished))
+                longest = max(finished.usage.completion_tokens for finished in self._finished)
+                self.end(event.reason, total_usage(self._finished), longest)
 
-    def end(self, reason: FinishReason, usage: Usage | None = None) -> None:
+    def end(self, reason: FinishReason, usage: Usage | None = None, longest: int | None = None) -> None:
         if not self._ended:
             self._ended = True
-            self._metrics.finish(reason, time.perf_counter() - self._started, usage)
+            self._metrics.finish(reason, time.perf_counter() - self._started, usage, longest)
 
     def _see_tokens(self, num_tokens: int, choice: int) -> None:
         now, last = time.perf_counter(), self._last.get(choice)

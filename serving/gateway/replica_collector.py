@@ -1,11 +1,13 @@
 """ReplicaCollector: the replica's own figures on the gateway's /metrics, as the replica last reported them."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from serving.engine.api import StepStats
+from serving.engine.api import STEP_TOKENS, StepStats
 from serving.metrics import ENGINE, LABELS
 from serving.replica.status import ReplicaStatus
 from serving.request import Load
@@ -37,6 +39,10 @@ class ReplicaCollector(Collector):
         used = 1 - load.free_pages / load.total_pages if load.total_pages else 0.0
         yield self._gauge("vllm:num_requests_running", "Requests in the decode batch.", load.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", load.num_waiting)
+        waiting = "vllm:num_requests_waiting_by_reason"
+        by_reason = GaugeMetricFamily(waiting, "Requests that wait, by reason.", labels=[*LABELS, "reason"])
+        by_reason.add_metric([self._status.model, ENGINE, "capacity"], load.num_waiting)
+        yield by_reason
         yield self._gauge("podstream:slots", "Requests that can be in the decode batch.", load.total_slots)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", used)
         info = GaugeMetricFamily(
@@ -64,6 +70,8 @@ class ReplicaCollector(Collector):
         accepted = "Guessed tokens that came true."
         yield self._counter("vllm:spec_decode_num_accepted_tokens", accepted, stats.num_accepted_tokens)
         yield self._counter("podstream:steps", "Engine steps.", stats.num_steps)
+        if stats.step_tokens:
+            yield self._step_tokens(stats)
         failed = "Steps that failed; after some in a row the replica is restarted."
         yield self._counter("podstream:failed_steps", failed, stats.num_failed_steps)
         host = "Time of the engine's thread in steps, without waiting for the device."
@@ -73,6 +81,13 @@ class ReplicaCollector(Collector):
         yield self._counter(
             "podstream:compiles_after_ready", "Compilations in service; must stay 0.", stats.num_compiles_after_ready
         )
+
+    def _step_tokens(self, stats: StepStats) -> Metric:
+        family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens that a step computes.", labels=LABELS)
+        bounds = [*map(floatToGoString, STEP_TOKENS), "+Inf"]
+        buckets = [(bound, float(count)) for bound, count in zip(bounds, accumulate(stats.step_tokens), strict=True)]
+        family.add_metric([self._status.model, ENGINE], buckets, float(stats.sum_step_tokens))
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=LABELS)

@@ -103,8 +103,13 @@ def status_from_pb(status: pb.Status) -> ReplicaStatus:
         tool_dialect=ToolDialect(status.tool_dialect or ToolDialect.NONE),
         thinks=status.thinks,
         load=load_from_pb(status.load),
-        stats=StepStats(**{f.name: getattr(status.counters, f.name) for f in dataclasses.fields(StepStats)}),
+        stats=_stats_from_pb(status.counters),
     )
+
+
+def _stats_from_pb(counters: pb.Counters) -> StepStats:
+    values = {field.name: getattr(counters, field.name) for field in dataclasses.fields(StepStats)}
+    return StepStats(**{**values, "step_tokens": tuple(counters.step_tokens)})
 
 
 def delta_to_pb(

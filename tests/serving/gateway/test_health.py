@@ -93,6 +93,10 @@ async def test_metrics_count_requests_and_tokens(http):
         assert samples[f"vllm:spec_decode_{name}_total", None] == count
     assert samples["podstream:step_host_seconds_total", None] == TIMES["step_host_s"]
     assert samples["podstream:step_device_wait_seconds_total", None] == TIMES["step_device_wait_s"]
+    assert samples["vllm:iteration_tokens_total_count", None] == 5
+    assert samples["vllm:iteration_tokens_total_sum", None] == 26
+    assert samples["vllm:num_requests_waiting_by_reason", None] == 0
+    assert samples["vllm:request_max_num_generation_tokens_sum", None] == 8
     assert samples["podstream:slots", None] == 64
     assert samples["vllm:request_generation_tokens_sum", None] == 8
     assert samples["vllm:request_prompt_tokens_sum", None] == 6
