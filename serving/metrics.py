@@ -6,10 +6,10 @@ What a replica knows of itself is not observed here but collected from its statu
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 
+from serving.histogram import Histogram, Series
 from serving.request import FinishReason, Phases, Usage
-from serving.token_histogram import Series, TokenHistogram
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -27,9 +27,9 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self._of_model: dict[str, ModelMetrics] = {}
+        self._histograms: list[Histogram] = []
         self._ttft = self._histogram("time_to_first_token_seconds", "From the request to its first token.", TTFT_S)
-        gaps = "Time between two tokens of an answer."
-        self._itl = TokenHistogram("vllm:inter_token_latency_seconds", gaps, LABELS, ITL_S, registry)
+        self._itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of an answer.", ITL_S)
         self._e2e = self._histogram("e2e_request_latency_seconds", "From the request to its end.", E2E_S)
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a finished request.", TOKENS)
         self._generation = self._histogram("request_generation_tokens", "Tokens of a finished answer.", TOKENS)
@@ -75,8 +75,13 @@ class Metrics:
             {reason: self._finished.labels(*labels, reason.value) for reason in FinishReason},
         )
 
+    def render(self) -> bytes:
+        """All of it, and what else the registry has, in the text format of Prometheus."""
+        return generate_latest(self.registry) + "".join([h.render() for h in self._histograms]).encode()
+
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry)
+        self._histograms.append(Histogram(f"vllm:{name}", text, LABELS, buckets))
+        return self._histograms[-1]
 
 
 class ModelMetrics:
@@ -84,20 +89,20 @@ class ModelMetrics:
 
     def __init__(
         self,
-        ttft: Histogram,
+        ttft: Series,
         itl: Series,
-        e2e: Histogram,
-        prompt: Histogram,
-        generation: Histogram,
-        tpot: Histogram,
-        decode: Histogram,
-        computed: Histogram,
-        queue: Histogram,
-        prefill: Histogram,
-        inference: Histogram,
-        longest: Histogram,
-        max_tokens: Histogram,
-        n: Histogram,
+        e2e: Series,
+        prompt: Series,
+        generation: Series,
+        tpot: Series,
+        decode: Series,
+        computed: Series,
+        queue: Series,
+        prefill: Series,
+        inference: Series,
+        longest: Series,
+        max_tokens: Series,
+        n: Series,
         finished: dict[FinishReason, Counter],
     ) -> None:
         self._ttft, self._itl, self._e2e = ttft, itl, e2e

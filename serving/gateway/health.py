@@ -1,7 +1,7 @@
 """What probes ask: is the gateway alive, can a token be made, and the figures."""
 
 from fastapi import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from serving.errors import ReplicaUnavailable
@@ -34,7 +34,7 @@ def health_router(services: Services) -> APIRouter:
     @router.get("/metrics")
     async def metrics() -> Response:
         await refresh(collector, services.replica)
-        return Response(generate_latest(services.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(services.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return router
 

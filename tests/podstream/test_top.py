@@ -4,7 +4,7 @@ import io
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from podstream.figures import figures
@@ -47,7 +47,7 @@ class Service:
         model.first_token(0.03)
         model.next_tokens(0.02, 1)
         model.finish(FinishReason.STOP, 0.5, Usage(10, 20))
-        return httpx.Response(200, content=generate_latest(self.metrics.registry))
+        return httpx.Response(200, content=self.metrics.render())
 
 
 def watch(service, looks):
