@@ -15,7 +15,7 @@ class HeadersTooLarge(Exception):
     """The parser turns it into a 400."""
 
 
-PART_WRITER = "podstream.part_writer"
+PART_WRITER = "part_writer"
 
 
 class PartWriter:
@@ -28,7 +28,7 @@ class PartWriter:
     @classmethod
     def of(cls, scope: Scope) -> "PartWriter | None":
         """None where the app runs on another server."""
-        return scope.get(PART_WRITER)
+        return scope.get("state", {}).get(PART_WRITER)
 
     @property
     def paused(self) -> bool:
@@ -63,7 +63,17 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._forget_writer()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._forget_writer()
+        super().on_response_complete()
+
+    def _forget_writer(self) -> None:
+        """It refers to the scope that holds it: only the collector, which looks rarely, would free both."""
+        if self.cycle is not None:
+            self.cycle.scope["state"].pop(PART_WRITER, None)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -83,7 +93,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is None or self.cycle.scope is not self.scope:  # it becomes a WebSocket
             return
-        self.scope[PART_WRITER] = PartWriter(self, self.cycle)  # type: ignore[literal-required]
+        self.scope["state"][PART_WRITER] = PartWriter(self, self.cycle)
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -1,9 +1,13 @@
 """Streams under stress: clients that leave, clients that dawdle, crowds, and a replica that goes away."""
 
 import asyncio
+import gc
 
 import pytest
 
+from serving.gateway.call import Call
+from serving.gateway.protocol import PartWriter
+from serving.replica.inbox import Inbox
 from tests.fakes import FAKE_NAME, FakeEngineLoop, echo, sse_events
 from tests.services import EngineConfig, running_gateway, running_replica, until
 
@@ -62,6 +66,20 @@ async def test_hundreds_of_streams_get_their_own_text():
         responses = await asyncio.gather(*calls)
     for prompt, response in zip(prompts, responses, strict=True):
         assert "".join(c["choices"][0]["text"] for c in sse_events(response.text)[:-1]) == echo(prompt, 10)
+
+
+async def test_what_a_request_leaves_behind_needs_no_collector(gateway, engine):
+    """It looks rarely in the gateway: what only it can free would pile up."""
+    engine.step_delay_s = 0
+    gc.collect()
+    gc.disable()
+    try:
+        for path, fields in ((COMPLETIONS, body(stream=True, max_tokens=3)), (COMPLETIONS, body(max_tokens=3))):
+            await gateway.http.post(path, json=fields)
+        kinds = PartWriter, Call, Inbox
+        await until(lambda: not any(isinstance(thing, kinds) for thing in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 async def test_a_replica_that_goes_away_ends_streams_with_an_error_event(gateway, replica):
