@@ -2,7 +2,6 @@
 
 import threading
 import time
-from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
@@ -50,23 +49,31 @@ def test_cached_tokens_are_told_streamed_or_not(server, stream):
 
 def test_an_interactive_request_goes_before_batch_ones_and_takes_their_slot(server):
     """Twice as many batch answers as slots, all long; the interactive one does not wait for any of them."""
-    ended = []
+    ended, leave = [], threading.Event()
 
     def read(stream):
-        with suppress(httpx.HTTPError):  # closed below
-            ended.extend(chunk for chunk in stream if chunk.choices and chunk.choices[0].finish_reason)
+        with stream:
+            for chunk in stream:
+                if chunk.choices and chunk.choices[0].finish_reason:
+                    ended.append(chunk)
+                if leave.is_set():
+                    return
 
     long = {"stream": True, "max_tokens": 400, "extra_body": {"priority": "batch", "ignore_eos": True}}
     preempted = server.metric("vllm:num_preemptions_total")
-    with ExitStack() as stack:
-        for number in range(8):
-            stream = ask(server, [{"role": "user", "content": f"Tale {number}?"}], **long)
-            stack.callback(stream.close)
-            threading.Thread(target=read, args=(stream,), daemon=True).start()
+    streams = [ask(server, [{"role": "user", "content": f"Tale {number}?"}], **long) for number in range(8)]
+    readers = [threading.Thread(target=read, args=(stream,)) for stream in streams]
+    for reader in readers:
+        reader.start()
+    try:
         eventually(lambda: server.metric("vllm:num_requests_running") == 4)
         started = time.monotonic()
         assert ask(server, max_tokens=4).usage.completion_tokens == 4
         took = time.monotonic() - started
         assert not ended and server.metric("vllm:num_requests_waiting") >= 4, f"in {took:.1f} s"
+    finally:
+        leave.set()
+        for reader in readers:
+            reader.join(30)
     assert server.metric("vllm:num_preemptions_total") > preempted
     eventually(lambda: server.metric("vllm:num_requests_running") == 0)
