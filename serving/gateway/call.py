@@ -10,8 +10,9 @@ from serving.gateway.admission import Admission
 from serving.gateway.server_tools.caller import ToolCaller
 from serving.gateway.server_tools.config import ServerTools
 from serving.metrics import Metrics, ModelMetrics
-from serving.replica.client import Generation, ReplicaClient
+from serving.replica.client import ReplicaClient
 from serving.replica.events import Accepted, Delta, Event, Finished
+from serving.replica.generation import Generation
 from serving.replica.inbox import Sink
 from serving.request import FinishReason, Request, Usage
 

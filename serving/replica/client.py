@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -18,8 +18,9 @@ import grpc
 from serving.context import TRACEPARENT
 from serving.errors import ReplicaUnavailable, ServiceError
 from serving.replica import convert
-from serving.replica.events import Accepted, Event, Finished, plain_delta
-from serving.replica.inbox import Inbox, Inboxes, Sink
+from serving.replica.events import Accepted, Finished, plain_delta
+from serving.replica.generation import Generation
+from serving.replica.inbox import Inbox
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaStub
 from serving.replica.status import ReplicaStatus
@@ -34,40 +35,6 @@ ASK_TIMEOUT_S = 30.0
 MAX_BATCH_BYTES = 4 << 20  # several batches rather than one beyond gRPC's limit
 
 Call = grpc.aio.StreamStreamCall[pb.ClientBatch, pb.ServerBatch]
-
-
-class Generation:
-    """The events of one request: iterate, and `close` when done or no longer interested."""
-
-    def __init__(self, client: "ReplicaClient", handles: range, inboxes: Sequence[Inbox]) -> None:
-        self._client = client
-        self._handles = handles
-        self._inboxes = Inboxes(inboxes)
-        self._closed = False
-
-    def __aiter__(self) -> "Generation":
-        return self
-
-    async def __anext__(self) -> Event:
-        """Raises ServiceError when the request fails."""
-        if self._closed or self._inboxes.ended:
-            raise StopAsyncIteration
-        return await self._inboxes.take()
-
-    def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
-        """From now on `on_news` is called when there is something for `poll`; nobody may iterate any more. `sink` gets
-        each delta before which nothing waits, as it comes, and says whether it has taken it."""
-        self._inboxes.listen(on_news, sink)
-
-    def poll(self) -> Event | None:
-        """The next event that is there already. Raises ServiceError when the request fails."""
-        return self._inboxes.poll()
-
-    def close(self) -> None:
-        """Free the slots: cancels the answers that have not ended. May be called twice."""
-        self._closed = True
-        for handle in self._handles:
-            self._client.release(handle)
 
 
 class ReplicaClient:
@@ -136,7 +103,7 @@ class ReplicaClient:
         submit.traceparent = TRACEPARENT.get()
         self._submits.append(submit)
         self._queued.set()
-        return Generation(self, handles, inboxes)
+        return Generation(self.release, handles, inboxes)
 
     def release(self, handle: int) -> None:
         """The reader of this request is gone."""
