@@ -28,7 +28,8 @@ class PartWriter:
     @classmethod
     def of(cls, scope: Scope) -> "PartWriter | None":
         """None where the app runs on another server."""
-        return scope.get("state", {}).get(PART_WRITER)
+        writer: PartWriter | None = scope.get("state", {}).get(PART_WRITER)
+        return writer
 
     @property
     def paused(self) -> bool:
