@@ -35,7 +35,8 @@ class Series:
         for bound, count in zip(self._bounds, accumulate(self.counts), strict=True):
             yield f"{bound}{count}.0\n"
         yield f"{self._count}{count}.0\n"
-        yield f"{self._sum}{floatToGoString(self.total)}\n"
+        total = floatToGoString(self.total)  # type: ignore[no-untyped-call]
+        yield f"{self._sum}{total}\n"
 
 
 class Histogram:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 
@@ -68,18 +69,28 @@ async def test_hundreds_of_streams_get_their_own_text():
         assert "".join(c["choices"][0]["text"] for c in sse_events(response.text)[:-1]) == echo(prompt, 10)
 
 
-async def test_what_a_request_leaves_behind_needs_no_collector(gateway, engine):
+async def test_what_a_request_leaves_behind_needs_no_collector(gateway, engine, monkeypatch):
     """It looks rarely in the gateway: what only it can free would pile up."""
-    engine.step_delay_s = 0
-    gc.collect()
+    engine.step_delay_s, made, left = 0, [], weakref.WeakSet()
+
+    def watch(kind, make):
+        def init(self, *arguments, **fields):
+            make(self, *arguments, **fields)
+            made.append(kind)
+            left.add(self)
+
+        monkeypatch.setattr(kind, "__init__", init)
+
+    for kind in (PartWriter, Call, Inbox):
+        watch(kind, kind.__init__)
     gc.disable()
     try:
-        for path, fields in ((COMPLETIONS, body(stream=True, max_tokens=3)), (COMPLETIONS, body(max_tokens=3))):
-            await gateway.http.post(path, json=fields)
-        kinds = PartWriter, Call, Inbox
-        await until(lambda: not any(isinstance(thing, kinds) for thing in gc.get_objects()))
+        for stream in (True, False):
+            await gateway.http.post(COMPLETIONS, json=body(stream=stream, max_tokens=3))
+        await until(lambda: not left)
     finally:
         gc.enable()
+    assert set(made) == {PartWriter, Call, Inbox}
 
 
 async def test_a_replica_that_goes_away_ends_streams_with_an_error_event(gateway, replica):
