@@ -11,8 +11,9 @@ from serving.gateway.answer import AnswerResponse
 from serving.gateway.body import read_json_object
 from serving.gateway.call import Call, Services
 from serving.gateway.chats import Chat
-from serving.gateway.exchange import CallExchange
-from serving.gateway.formats import AnswerHead, ChatFormat, CompletionFormat
+from serving.gateway.continuous_usage import ContinuousUsage
+from serving.gateway.exchange import CallExchange, Exchange
+from serving.gateway.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from serving.gateway.openapi import reads
 from serving.gateway.request_id import request_id_of
 from serving.gateway.schema import ChatBody, CompletionBody, parse_completion
@@ -26,16 +27,22 @@ def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         chat = Chat.read(services, await read_json_object(request, max_body_bytes))
         answer = ChatFormat(_head("chatcmpl", chat.body))
-        return AnswerResponse(chat.exchange(request_id_of(request)), answer, stream=bool(chat.body.stream))
+        return _respond(chat.exchange(request_id_of(request)), answer, chat.body)
 
     @router.post("/v1/completions", openapi_extra=reads(CompletionBody))
     async def completions(request: Request) -> Response:
         body = parse_completion(await read_json_object(request, max_body_bytes))
         answer = CompletionFormat(_head("cmpl", body))
         exchange = CallExchange(Call(services, body.to_request(request_id_of(request))))
-        return AnswerResponse(exchange, answer, stream=bool(body.stream))
+        return _respond(exchange, answer, body)
 
     return router
+
+
+def _respond(exchange: Exchange, answer: AnswerFormat, body: ChatBody | CompletionBody) -> AnswerResponse:
+    if body.continuous_usage:
+        answer = ContinuousUsage(answer, lambda: exchange.prompt_tokens)
+    return AnswerResponse(exchange, answer, stream=bool(body.stream))
 
 
 def _head(prefix: str, body: ChatBody | CompletionBody) -> AnswerHead:

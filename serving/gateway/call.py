@@ -41,6 +41,8 @@ class Call:
         self._services = services
         self._request = request
         self._started = time.perf_counter()
+        self.prompt_tokens = 0
+        """Once open."""
         self.in_thought = False
         """Once open: whether the answer begins within the model's thought."""
         self._entered = self._accepted = False
@@ -65,7 +67,7 @@ class Call:
         self._watch = Stopwatch(services.metrics.of_model(model), self._started, request.num_choices)
         accepted = await self._take()
         assert isinstance(accepted, Accepted), "a request is accepted before anything else"
-        self.in_thought = accepted.in_thought
+        self.prompt_tokens, self.in_thought = accepted.prompt_tokens, accepted.in_thought
         services.metrics.of_model(model).ask(request.num_choices, request.sampling.max_tokens)
         if deadline_s is not None:
             self._first = await self._take()

@@ -19,6 +19,11 @@ class Exchange(Protocol):
     def num_choices(self) -> int: ...
 
     @property
+    def prompt_tokens(self) -> int:
+        """Of all that was asked so far, once it is open."""
+        ...
+
+    @property
     def is_complete(self) -> bool:
         """Every choice has told its end."""
         ...
@@ -52,6 +57,10 @@ class CallExchange:
     @property
     def num_choices(self) -> int:
         return self._call.num_choices
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._call.prompt_tokens
 
     @property
     def is_complete(self) -> bool:

@@ -75,7 +75,14 @@ class _Body(BaseModel):
 class StreamOptions(_Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+    """Each chunk says what was used so far; only with `include_usage`."""
+
+    @model_validator(mode="after")
+    def _goes_with_usage(self) -> Self:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats needs include_usage")
+        return self
 
 
 class _Generate(AnswerFormat, Labels, _Body):
@@ -122,6 +129,10 @@ class _Generate(AnswerFormat, Labels, _Body):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def wants_logprobs(self) -> bool:

@@ -19,6 +19,7 @@ class Said(NamedTuple):
     """Of all tokens, whatever they say."""
     prompt: Sequence[TokenLogprob] = ()
     reason: str | None = None
+    num_tokens: int = 0
 
 
 _said: Callable[[tuple[Any, ...]], Said] = partial(tuple.__new__, Said)
@@ -42,8 +43,8 @@ class Transcript:
 
     def hear(self, event: Delta | Finished) -> Said:
         if isinstance(event, Delta):
-            text, _, logprobs, choice, prompt, _ = event
-            return _said((choice, self._speeches[choice].push(text), logprobs, prompt, None))
+            text, num_tokens, logprobs, choice, prompt, _ = event
+            return _said((choice, self._speeches[choice].push(text), logprobs, prompt, None, num_tokens))
         speech = self._speeches[event.choice]
         self._finished.append(event)
         rest = speech.finish()

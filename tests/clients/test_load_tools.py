@@ -42,6 +42,18 @@ async def test_responses_of_bench_serve(http):
     assert response.text.count("event: response.output_text.delta") >= 1
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_usage_in_every_chunk_for_guidellm(http, path):
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    fields = {"stop": None, "ignore_eos": True, **options}
+    asked = {"messages": PARTS, "max_completion_tokens": 12} if path == CHAT else {"prompt": "abc", "max_tokens": 12}
+    *chunks, last, _ = await frames(http, path, {"model": FAKE_NAME, **asked, **fields})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == 12
+    assert {chunk["usage"]["prompt_tokens"] for chunk in [*chunks, last]} == {3}
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 12
+
+
 async def test_embeddings_are_refused_in_a_sentence_where_there_are_none(http):
     refused = await http.post("/v1/embeddings", json={"model": FAKE_NAME, "input": "abc", "encoding_format": "float"})
     assert refused.status_code == 400 and "--embeddings" in refused.json()["error"]["message"]

@@ -54,6 +54,10 @@ class ToolExchange:
         self.is_complete = False
 
     @property
+    def prompt_tokens(self) -> int:
+        return self._usage.prompt_tokens + self._exchanges[-1].prompt_tokens
+
+    @property
     def usage(self) -> Usage:
         return self._usage
 
