@@ -35,7 +35,7 @@ class Series:
         for bound, count in zip(self._bounds, accumulate(self.counts), strict=True):
             yield f"{bound}{count}.0\n"
         yield f"{self._count}{count}.0\n"
-        total = floatToGoString(self.total)  # type: ignore[no-untyped-call]
+        total = floatToGoString(self.total)
         yield f"{self._sum}{total}\n"
 
 
