@@ -45,7 +45,9 @@ def plan_step(
     Pages promised never exceed the free ones plus those that the preempted surely give back.
     """
     prefilling = slots.prefilling()
-    sharing = None if costs is None else share_step(waiting, slots, limits, costs, step)
+    # Where people do nothing but decode, there is nothing to share with them.
+    is_shared = waiting or prefilling or slots.batch_B.any()
+    sharing = share_step(waiting, slots, limits, costs, step) if costs is not None and is_shared else None
     held_B = None if sharing is None else sharing.held_B
     if not (waiting or prefilling):  # the steady state: everyone decodes
         num_drafts_B = None if drafts_BD is None else np.count_nonzero(drafts_BD >= 0, axis=1)

@@ -36,18 +36,11 @@ class HttpMetrics:
         if scope["type"] != "http" or scope["path"] in SILENT:
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 500
-
-        async def send_and_see(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        started, seen = time.perf_counter(), SeenStatus(send)
         try:
-            await self._app(scope, receive, send_and_see)
+            await self._app(scope, receive, seen)
         finally:
-            self._see(scope, status, time.perf_counter() - started)
+            self._see(scope, seen.status, time.perf_counter() - started)
 
     def _see(self, scope: Scope, status: int, duration_s: float) -> None:
         handler = handler_of(scope)
@@ -57,6 +50,19 @@ class HttpMetrics:
         if logger.isEnabledFor(logging.INFO):
             fields = {"method": scope["method"], "path": scope["path"], "status": status, "duration_s": duration_s}
             logger.info("%(method)s %(path)s %(status)d in %(duration_s).3f s", fields, extra={"fields": fields})
+
+
+class SeenStatus:
+    """A `send` that remembers the answer's status: 500 as long as none was sent."""
+
+    def __init__(self, send: Send) -> None:
+        self.status = 500
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
 
 
 def handler_of(scope: Scope) -> str:

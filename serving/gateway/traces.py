@@ -1,10 +1,10 @@
 """TraceRequests: a span for each HTTP request, which goes on in the replica."""
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving import tracing
 from serving.context import REQUEST_ID, TRACEPARENT
-from serving.gateway.http_metrics import SILENT, handler_of
+from serving.gateway.http_metrics import SILENT, SeenStatus, handler_of
 
 
 class TraceRequests:
@@ -20,15 +20,8 @@ class TraceRequests:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         span, traceparent = tracing.start_request(scope["method"], scope["path"], headers)
         TRACEPARENT.set(traceparent)
-        status = 500
-
-        async def send_and_see(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        seen = SeenStatus(send)
         try:
-            await self._app(scope, receive, send_and_see)
+            await self._app(scope, receive, seen)
         finally:
-            tracing.end_request(span, f"{scope['method']} {handler_of(scope)}", status, REQUEST_ID.get())
+            tracing.end_request(span, f"{scope['method']} {handler_of(scope)}", seen.status, REQUEST_ID.get())
