@@ -18,6 +18,7 @@ from orbax.checkpoint import v1 as ocp
 from model.card import ModelCard
 from model.errors import CheckpointError
 from model.tree import Names, Params, as_tree, names_of, put
+from sharding.heap import freed_at_once
 from sharding.manifest import NAME as MANIFEST_NAME
 from sharding.manifest import Manifest
 from sharding.sizes import array_bytes
@@ -216,7 +217,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _load_leaf(root: epath.Path, names: Names, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    with _load_context(leaf):
+    with _load_context(leaf), freed_at_once():
         [array] = jax.tree.leaves(ocp.load(root, _nested(names, leaf)))
     loaded: jax.Array = array.block_until_ready()
     return loaded
