@@ -1,13 +1,15 @@
 """KVCache: the device arrays that hold keys and values of all pages of all layers.
 
-The layout is private to the attention seam: the tokens of a page lie together, one KV head after the other, so that one
-head's part of a page is one run of memory. Keys lie transposed: scores then add up whole rows of a page, as values do.
+The layout is private to the attention seam. Here is that of XLA's form and of the CPU's kernel, ColumnCache: the tokens
+of a page lie together, one KV head after the other, so that one head's part of a page is one run of memory. Keys lie
+transposed: scores then add up whole rows of a page, as values do. Others are `kv.row_cache` and `kv.ragged_attention`.
 
 int8 pages have a scale per token and KV head beside them. fp8 pages (float8_e4m3fn) have none: what exceeds their range
 of 448 is clipped, which keys and values of a model that norms its activations do not.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +26,24 @@ _LEAST_SCALE = 2.0**-126  # what is smaller may be flushed to 0, which nothing c
 _MOST_FP8 = 448.0  # beyond it a cast gives NaN
 
 
+class KVCache(Protocol):
+    """What all caches are, whatever their layout: a pytree of page arrays."""
+
+    @property
+    def num_pages(self) -> int:
+        """The null page included."""
+        ...
+
+    @property
+    def page_size(self) -> int: ...
+
+
+CacheT = TypeVar("CacheT", bound=KVCache)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KVCache:
+class ColumnCache:
     k_LPKHG: jax.Array
     """Keys after rope. Page 0 is the null page."""
     v_LPKGH: jax.Array
@@ -51,7 +68,7 @@ class KVCache:
 
     def store(
         self, layer: jax.Array, pages_T: jax.Array, offsets_T: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array
-    ) -> "KVCache":
+    ) -> "ColumnCache":
         """The cache with these keys and values, which must be finite, at these places."""
         k_TKH, k_scale_TK = encode(k_TKH, self.k_LPKHG.dtype)
         v_TKH, v_scale_TK = encode(v_TKH, self.v_LPKGH.dtype)
@@ -94,7 +111,7 @@ def abstract_cache(
     mesh: Mesh,
     rules: ShardingRules,
     widened: str = "float32",
-) -> KVCache:
+) -> ColumnCache:
     """ShapeDtypeStructs with shardings: KV heads are split as the attention weights are.
 
     `dtype` is float32, bfloat16, int8 or fp8; the last two are multiplied as `widened`.
@@ -109,10 +126,10 @@ def abstract_cache(
     stored = stored_dtype(dtype)
     k, v = (describe(shape, stored) for shape in ((L, num_pages, K, H, page_size), (L, num_pages, K, page_size, H)))
     scale = describe((L, num_pages, K, page_size), SCALE_DTYPE) if dtype == "int8" else None
-    return KVCache(k, v, scale, scale, widened if stored.itemsize == 1 else None)  # type: ignore[arg-type]
+    return ColumnCache(k, v, scale, scale, widened if stored.itemsize == 1 else None)  # type: ignore[arg-type]
 
 
-def make_cache(abstract: KVCache) -> KVCache:
+def make_cache(abstract: CacheT) -> CacheT:
     """Allocate the pool, filled with zeros, shard by shard on its devices."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     zeros = jax.jit(

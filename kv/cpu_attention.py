@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kv.cache import KVCache
+from kv.cache import ColumnCache
 from model import packed
 from model.attention import UNBOUNDED, Window
 
@@ -38,13 +38,13 @@ def decode_attention(
     q_SNH: jax.Array,
     k_SKH: jax.Array,
     v_SKH: jax.Array,
-    cache: KVCache,
+    cache: ColumnCache,
     layer: jax.Array,
     pages_SJ: jax.Array,
     positions_S: jax.Array,
     window: Window = None,
     softcap: float | None = None,
-) -> tuple[jax.Array, KVCache]:
+) -> tuple[jax.Array, ColumnCache]:
     """Stores each sequence's newest token at its position and attends to all its pages, or to those that reach into its
     window: float32[S, N, H], the cache.
 
@@ -59,7 +59,7 @@ def decode_attention(
     out_SNH, k_LPKHG, v_LPKGH = call(
         q_SNH, k_SKH, v_SKH, cache.k_LPKHG, cache.v_LPKGH, pages_SJ, positions_S, _settings(layer, window, softcap)
     )
-    return out_SNH, KVCache(k_LPKHG, v_LPKGH)
+    return out_SNH, ColumnCache(k_LPKHG, v_LPKGH)
 
 
 def _settings(layer: jax.Array, window: Window, softcap: float | None) -> jax.Array:

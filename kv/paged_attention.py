@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kv.cache import KVCache
+from kv.cache import ColumnCache
 from model.attention import MASKED, UNBOUNDED, AttentionFn, Window, soft_cap
 
 BLOCK_TOKENS = 128  # keys per loop trip: long enough for full vectors, short enough not to waste half a trip
@@ -61,9 +61,15 @@ class StepAttention:
         return StepAttention(self.view.only_if(is_live), self.make)
 
 
+def step_attention(view: PagedView, make: Callable[[PagedView], AttentionFn], *, is_staged: bool) -> AttentionFn:
+    """Of one step. What kernels need to know of its tiles is worked out once, before the layers, unless the layers run
+    in stages."""
+    return StepAttention(view, make) if is_staged else make(view)
+
+
 DecodeKernel = Callable[
-    [jax.Array, jax.Array, jax.Array, KVCache, jax.Array, jax.Array, jax.Array, Window, float | None],
-    tuple[jax.Array, KVCache],
+    [jax.Array, jax.Array, jax.Array, ColumnCache, jax.Array, jax.Array, jax.Array, Window, float | None],
+    tuple[jax.Array, ColumnCache],
 ]
 """(q_SNH, k_SKH, v_SKH, cache, layer, pages_SJ, positions_S, window, softcap) -> float32[S, N, H] and the cache, for
 tiles of one token: stores and attends as `paged_attention` does. Position -1 gives zeros."""
@@ -84,7 +90,7 @@ def paged_attention(view: PagedView, decode_kernel: DecodeKernel | None = None) 
         q_TNH: jax.Array,
         k_TKH: jax.Array,
         v_TKH: jax.Array,
-        cache: KVCache,
+        cache: ColumnCache,
         layer: jax.Array,
         *,
         window: Window = None,
@@ -110,30 +116,31 @@ def _store_and_attend(
     q_TNH: jax.Array,
     k_TKH: jax.Array,
     v_TKH: jax.Array,
-    cache: KVCache,
+    cache: ColumnCache,
     layer: jax.Array,
     group: TileGroup,
     window: Window,
     softcap: float | None,
-) -> tuple[jax.Array, KVCache]:
-    pages_T, offsets_T = _destinations(group, cache.page_size)
+) -> tuple[jax.Array, ColumnCache]:
+    pages_T, offsets_T = destinations(group, cache.page_size)
     spoilt_TK = jnp.any(~(jnp.isfinite(k_TKH) & jnp.isfinite(v_TKH)), axis=-1)
-    cache = cache.store(layer, pages_T, offsets_T, _finite(k_TKH), _finite(v_TKH))
-    return _spoil(_attend_tiles(q_TNH, cache, layer, group, window, softcap), spoilt_TK), cache
+    cache = cache.store(layer, pages_T, offsets_T, finite(k_TKH), finite(v_TKH))
+    return spoil(_attend_tiles(q_TNH, cache, layer, group, window, softcap), spoilt_TK), cache
 
 
-def _finite(x_TKH: jax.Array) -> jax.Array:
+def finite(x_TKH: jax.Array) -> jax.Array:
+    """What the pool may hold."""
     return jnp.where(jnp.isfinite(x_TKH), x_TKH, 0.0)
 
 
-def _spoil(out_TNH: jax.Array, spoilt_TK: jax.Array) -> jax.Array:
+def spoil(out_TNH: jax.Array, spoilt_TK: jax.Array) -> jax.Array:
     """NaN for the query heads that share such a KV head, which needs no word between devices that split the heads."""
     T, N, H = out_TNH.shape
     grouped = out_TNH.reshape(T, spoilt_TK.shape[1], -1, H)
     return jnp.where(spoilt_TK[:, :, None, None], jnp.nan, grouped).reshape(T, N, H)
 
 
-def _destinations(group: TileGroup, page_size: int) -> tuple[jax.Array, jax.Array]:
+def destinations(group: TileGroup, page_size: int) -> tuple[jax.Array, jax.Array]:
     """Page and offset of every flat token; padding goes to the null page."""
     safe_SQ = jnp.maximum(group.positions_SQ, 0)
     found_SQ = jnp.take_along_axis(group.pages_SJ, safe_SQ // page_size, axis=1)
@@ -142,7 +149,7 @@ def _destinations(group: TileGroup, page_size: int) -> tuple[jax.Array, jax.Arra
 
 
 def _attend_tiles(
-    q_TNH: jax.Array, cache: KVCache, layer: jax.Array, group: TileGroup, window: Window, softcap: float | None
+    q_TNH: jax.Array, cache: ColumnCache, layer: jax.Array, group: TileGroup, window: Window, softcap: float | None
 ) -> jax.Array:
     """Attention of one group's queries over their sequences' pages, float32[S * Q, N, H]."""
     S, Q = group.positions_SQ.shape

@@ -35,7 +35,11 @@ KvDtype = Annotated[
     typer.Option("--kv-dtype", help="Cached keys and values as float32, bfloat16, int8 or fp8; default: as --dtype."),
 ]
 Attention = Annotated[
-    str | None, typer.Option("--attention", help="Form of paged attention: xla or cpu; default: by the devices.")
+    str | None,
+    typer.Option(
+        "--attention",
+        help="Form of paged attention: xla, cpu, tpu, ragged (jax's for TPUs) or gpu; default: by the devices.",
+    ),
 ]
 Slots = Annotated[int, typer.Option("--slots", help="Requests that decode at once.")]
 PageSize = Annotated[int, typer.Option("--page-size", help="Tokens in a KV page.")]

@@ -17,9 +17,9 @@ MAX_BODY_BYTES = 32 * MIB  # a body travels to the replica in one gRPC message o
 UNIX_PREFIX = "unix:"
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
-ATTENTIONS = ("xla", "cpu")
 LOG_FORMATS = ("text", "json")
 POOLINGS = ("mean", "last")
+ATTENTIONS = ("xla", "cpu", "tpu", "ragged", "gpu")
 NGRAM, DRAFT = "ngram:", "draft:"
 MAX_DRAFTS = 15  # a tile of 16 queries
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 
+from kv.attention_check import check_attention
 from kv.cache import KVCache, make_cache
 from kv.page_pool import PagePool
 from kv.page_table import pages_for
@@ -25,7 +26,7 @@ from serving.engine.draft_step import DraftSpec
 from serving.engine.engine import Engine
 from serving.engine.executables import Executables
 from serving.engine.format_notes import format_notes
-from serving.engine.loaded_model import LoadedModel, Progress
+from serving.engine.loaded_model import LoadedModel, Progress, attention_needs
 from serving.engine.loop import EngineThread
 from serving.engine.memory import Needs, plan_memory
 from serving.engine.plan import Limits
@@ -35,6 +36,7 @@ from serving.engine.step import StepSpec
 from serving.errors import ConfigError
 from sharding.choose_mesh import check_spec, choose_spec
 from sharding.mesh import make_mesh
+from sharding.rules import choose_rules
 from sharding.seams import seams_over
 from sharding.spec import AUTO
 from sharding.stored_model import StoredModel
@@ -48,7 +50,8 @@ TILE_TOKENS = 32
 def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, ModelCard]:
     """Load the checkpoint onto the mesh and compile every step shape; the engine is then ready to `start`.
 
-    Raises CheckpointError, MeshError or ConfigError with what is wrong, before anything expensive where possible.
+    Raises CheckpointError, MeshError, ConfigError or AttentionError with what is wrong, before anything expensive where
+    possible.
     """
     compiles = CompileCount()
     if config.compile_cache is not None:
@@ -68,6 +71,10 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     dtype = config.dtype or stored.dtype
     quantization = choose_quantization(config.quantize, card.quantization)
     platform = mesh.devices.flat[0].platform
+    for each in (stored, *(() if stored_draft is None else (stored_draft,))):
+        rules = choose_rules(each.card.config, spec)
+        served, floats = rules.served(each.card.config), config.dtype or each.dtype
+        check_attention(*attention_needs(config, served, mesh, rules, floats, _max_seq_len(config, card)))
     for note in format_notes(platform, quantization, config.kv_dtype or dtype, dtype, card.config.num_experts):
         logger.warning("%s", note)
     model = LoadedModel.load(config, stored, spec, mesh, progress)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kv.backends import PagedAttention
 from kv.cache import KVCache
 from kv.page_table import PageTable, pages_for
-from kv.paged_attention import PagedView, StepAttention, TileGroup, paged_attention
+from kv.paged_attention import PagedView, TileGroup, paged_attention, step_attention
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.seams import ONE_DEVICE, Seams
@@ -79,7 +79,8 @@ def guess(
     def one_pass(i: jax.Array, carry: tuple[KVCache, jax.Array, jax.Array]) -> tuple[KVCache, jax.Array, jax.Array]:
         cache, newest_R, guesses_DR = carry
         at_R = jnp.where((newest_R >= 0) & (i <= num_wanted_R) & (num_wanted_R > 0), position_R + i, NOTHING)
-        attend = StepAttention(PagedView((TileGroup(pages_RJ, at_R[:, None]),)), spec.attention)
+        view, is_staged = PagedView((TileGroup(pages_RJ, at_R[:, None]),)), spec.seams.layers is not None
+        attend = step_attention(view, spec.attention, is_staged=is_staged)
         x_RD, cache = decoder.hidden(jnp.maximum(newest_R, 0), jnp.maximum(at_R, 0), attend, cache)
 
         def choose() -> jax.Array:
@@ -102,7 +103,8 @@ def make_catch_up(spec: DraftSpec, treedef: Any, pages_per_slot: int) -> CatchUp
     def catch_up(weights: tuple[jax.Array, ...], cache: KVCache, packed: jax.Array) -> KVCache:
         pages_SJ, tokens_SQ, positions_SQ = packed[:, :J], packed[:, J : J + Q], packed[:, J + Q :]
         decoder = bind(spec.config, jax.tree.unflatten(treedef, weights), spec.seams)
-        attend = StepAttention(PagedView((TileGroup(pages_SJ, positions_SQ),)), spec.attention)
+        view, is_staged = PagedView((TileGroup(pages_SJ, positions_SQ),)), spec.seams.layers is not None
+        attend = step_attention(view, spec.attention, is_staged=is_staged)
         _, cache = decoder.hidden(tokens_SQ.reshape(-1), jnp.maximum(positions_SQ, 0).reshape(-1), attend, cache)
         return cache
 

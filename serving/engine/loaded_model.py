@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
+from kv.attention_check import AttentionNeeds
 from kv.backends import AttentionBackend, choose_attention, make_backend
 from kv.cache import KVCache
-from model import packed
+from kv.page_table import pages_for
+from model import axes, packed
 from model.card import ModelCard
+from model.config import ModelConfig
 from model.quantization import Quantization, choose_quantization
 from model.tree import Names, Params, as_tree
 from serving.config import EngineConfig
@@ -85,8 +88,31 @@ class LoadedModel:
 
     def attention(self, config: EngineConfig) -> AttentionBackend:
         kv_dtype = self.kv_dtype(config)
-        name = config.attention or choose_attention(self.mesh.devices.flat[0].platform, self.mesh.size, kv_dtype)
-        return make_backend(name, kv_dtype, self.mesh, self.rules)
+        return make_backend(attention_name(config, self.mesh, kv_dtype), kv_dtype, self.mesh, self.rules)
+
+
+def attention_name(config: EngineConfig, mesh: Mesh, kv_dtype: str) -> str:
+    """Of the backend that `config` asks for, or the fastest for the mesh."""
+    return config.attention or choose_attention(mesh.devices.flat[0].platform, mesh.size, kv_dtype)
+
+
+def attention_needs(
+    config: EngineConfig, model: ModelConfig, mesh: Mesh, rules: ShardingRules, dtype: str, max_seq_len: int
+) -> tuple[str, AttentionNeeds]:
+    """What `kv.attention_check.check_attention` is asked; `dtype` is that of the weights' floats."""
+    kv_dtype = config.kv_dtype or dtype
+    spec = rules.partition((axes.KV_HEADS,))
+    needs = AttentionNeeds(
+        config=model,
+        platform=mesh.devices.flat[0].platform,
+        num_devices=mesh.size,
+        kv_shards=model.num_kv_heads // NamedSharding(mesh, spec).shard_shape((model.num_kv_heads,))[0],
+        kv_dtype=kv_dtype,
+        page_size=config.page_size,
+        pages_per_slot=pages_for(max_seq_len, config.page_size),
+        num_slots=config.num_slots,
+    )
+    return attention_name(config, mesh, kv_dtype), needs
 
 
 def load_weights(

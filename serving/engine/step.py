@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from kv.backends import PagedAttention
 from kv.cache import KVCache
-from kv.paged_attention import PagedView, StepAttention, TileGroup, paged_attention
+from kv.paged_attention import PagedView, TileGroup, paged_attention, step_attention
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.seams import ONE_DEVICE, Seams
@@ -73,7 +73,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
     log-probabilities of the last trip, the cache, `last_token_B`, whose last entry is a scrap slot for padding, the
     slots with the new tokens counted, and the draft model's cache.
     """
-    layout = spec.layout(shape)
+    layout, is_staged = spec.layout(shape), spec.seams.layers is not None
 
     def serving_step(
         weights: tuple[jax.Array, ...],
@@ -100,7 +100,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
                 groups.append(TileGroup(pages_RJ[tile_rows_S1[:, 0]], positions_SQ))
                 tokens_T = jnp.concatenate([tokens_T, tokens_SQ.reshape(-1)])
                 positions_T = jnp.concatenate([positions_T, positions_SQ.reshape(-1)])
-            attend = StepAttention(PagedView(tuple(groups)), spec.attention)
+            attend = step_attention(PagedView(tuple(groups)), spec.attention, is_staged=is_staged)
             rows_R = jnp.maximum(sample_at_R, 0)
             x_TD, cache = decoder.hidden(tokens_T, jnp.maximum(positions_T, 0), attend, state.cache)
             logits_RV = decoder.logits(x_TD[rows_R])
@@ -122,7 +122,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
             known_RQ = jnp.concatenate([state.newest_R[:, None], drafts_RD], axis=1)
             R, Q = known_RQ.shape
             at_RQ = jnp.where(is_sampled_R[:, None] & (known_RQ >= 0), position_R[:, None] + jnp.arange(Q), NOTHING)
-            attend = StepAttention(PagedView((TileGroup(pages_RJ, at_RQ),)), spec.attention)
+            attend = step_attention(PagedView((TileGroup(pages_RJ, at_RQ),)), spec.attention, is_staged=is_staged)
             tokens_T, positions_T = jnp.maximum(known_RQ, 0).reshape(-1), jnp.maximum(at_RQ, 0).reshape(-1)
             x_TD, cache = decoder.hidden(tokens_T, positions_T, attend, state.cache)
             logits_TV = decoder.logits(x_TD)

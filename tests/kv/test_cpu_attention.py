@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kv import cpu_attention
-from kv.cache import KVCache
+from kv.cache import ColumnCache
 from kv.paged_attention import PagedView, TileGroup, paged_attention
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def attend(kernel, q, k, v, cache, group, window=None, softcap=None):
 
 def random_cache(rng, dtype, kv_heads, page_size):
     keys, values = ((LAYERS, PAGES, kv_heads, *ends) for ends in ((H, page_size), (page_size, H)))
-    return KVCache(*(jnp.asarray(rng.standard_normal(shape), dtype) for shape in (keys, values)))
+    return ColumnCache(*(jnp.asarray(rng.standard_normal(shape), dtype) for shape in (keys, values)))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_not_finite_spoils_its_own_kv_head_and_is_not_stored():
 
 
 def test_large_scores_do_not_overflow():
-    cache = KVCache(jnp.full((2, 3, 1, H, 4), 50.0), jnp.full((2, 3, 1, 4, H), 1.5))
+    cache = ColumnCache(jnp.full((2, 3, 1, H, 4), 50.0), jnp.full((2, 3, 1, 4, H), 1.5))
     group = TileGroup(jnp.asarray([[1, 2]], jnp.int32), jnp.asarray([[6]], jnp.int32))
     q, k, v = jnp.full((1, 2, H), 50.0), jnp.full((1, 1, H), 50.0), jnp.full((1, 1, H), 1.5)
     out, _ = attend(cpu_attention.decode_attention, q, k, v, cache, group)
@@ -84,7 +84,7 @@ def test_large_scores_do_not_overflow():
 
 def test_the_pool_is_neither_copied_nor_moved():
     """Called inside a scan that carries the pool: the step's temporaries stay far below the pool."""
-    cache = KVCache(jnp.zeros((LAYERS, 4_000, 2, H, 4)), jnp.zeros((LAYERS, 4_000, 2, 4, H)))
+    cache = ColumnCache(jnp.zeros((LAYERS, 4_000, 2, H, 4)), jnp.zeros((LAYERS, 4_000, 2, 4, H)))
     group = TileGroup(jnp.ones((4, J), jnp.int32), jnp.full((4, 1), 9, jnp.int32))
     qkv = jnp.ones((4, 4, H)), jnp.ones((4, 2, H)), jnp.ones((4, 2, H))
 

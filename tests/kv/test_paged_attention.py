@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv.cache import KVCache, encode
+from kv.cache import ColumnCache, encode
 from kv.paged_attention import PagedView, TileGroup, paged_attention
 from model.attention import dense_attention
 
@@ -16,7 +16,7 @@ ATOL = 2e-6
 
 
 def empty_cache(layers=2):
-    return KVCache(jnp.zeros((layers, PAGES, K, H, G)), jnp.zeros((layers, PAGES, K, G, H)))
+    return ColumnCache(jnp.zeros((layers, PAGES, K, H, G)), jnp.zeros((layers, PAGES, K, G, H)))
 
 
 def paged(groups, q, k, v, cache, layer, window=None, softcap=None):
@@ -149,7 +149,7 @@ def test_pages_of_one_byte_equal_dense_attention_over_what_they_mean(dtype):
     v = v * sizes_K1
     shapes = (2, PAGES, K, H, G), (2, PAGES, K, G, H)
     scales = [jnp.zeros((2, PAGES, K, G), jnp.bfloat16)] * 2 if dtype == "int8" else [None, None]
-    cache = KVCache(*(jnp.zeros(shape, dtype) for shape in shapes), *scales, widened="float32")
+    cache = ColumnCache(*(jnp.zeros(shape, dtype) for shape in shapes), *scales, widened="float32")
     pages, outs = page_rows(rng, 1)[0], []
     for start, end, size in ((0, 33, 8), (33, 40, 1)):
         group = tiles(pages, start, end - start, size)

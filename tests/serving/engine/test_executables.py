@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from kv.cache import KVCache, abstract_cache, make_cache
+from kv.cache import ColumnCache, abstract_cache, make_cache
 from model.config import ModelConfig
 from serving.engine import executables
 from serving.engine.executables import Executables, describe
@@ -22,7 +22,7 @@ NUMBER = np.float32(1.5)
 
 
 @pytest.fixture
-def cache() -> KVCache:
+def cache() -> ColumnCache:
     """Arrays over two devices in a tree of our own, all zero."""
     config = ModelConfig.tiny()
     return make_cache(abstract_cache(config, 3, 4, "float32", MESH, choose_rules(config, SPEC)))
@@ -54,7 +54,7 @@ def adder(folder, cache, *described):
 
 def check(program, cache):
     added, double = program(cache, NUMBER)
-    assert isinstance(added, KVCache) and float(double) == 3.0
+    assert isinstance(added, ColumnCache) and float(double) == 3.0
     assert {leaf.sharding for leaf in jax.tree.leaves(added)} == {leaf.sharding for leaf in jax.tree.leaves(cache)}
     assert all((np.asarray(leaf) == NUMBER).all() for leaf in jax.tree.leaves(added))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(cache)), "donated, as the compiled one does"
