@@ -254,6 +254,34 @@ def profile(
 
 
 @app.command()
+def plan(
+    rps: Annotated[float, typer.Option(help="Requests per second.")] = 2000.0,
+    concurrent: Annotated[int, typer.Option(help="Answers that are written at once.")] = 20_000,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt, on average.")] = 1000,
+    answer: Annotated[int, typer.Option(help="Tokens of an answer, on average.")] = 300,
+    slo_ttft: Annotated[float, typer.Option("--slo-ttft", help="Longest wait for a first token, seconds.")] = 0.5,
+    itl: Annotated[float, typer.Option(help="Longest wait between two tokens, seconds.")] = 0.033,
+    deployment: Annotated[list[str] | None, typer.Option(help="A deployment or TOML file; default: all.")] = None,
+    price: Annotated[list[str] | None, typer.Option(help="Of a chip for an hour, such as v6e=2.7.")] = None,
+    as_json: opt.AsJson = False,
+    weights: Annotated[int | None, typer.Option(parser=opt.parse_bytes, help="By the rule of thumb: bytes.")] = None,
+    bandwidth: Annotated[int | None, typer.Option(parser=opt.parse_bytes, help="With --weights: per second.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="With --weights: rows of a replica.")] = 32,
+) -> None:
+    """Replicas, chips and cost for a demand, predicted by arithmetic that is shown."""
+    from podstream.planning import plan as run_plan
+    from podstream.planning import plan_by_thumb
+    from tpu_configs.demand import Demand
+    from tpu_configs.rule_of_thumb import Thumb
+
+    if weights and bandwidth:
+        plan_by_thumb(Thumb(weights, bandwidth, batch), rps, answer, print, as_json=as_json)
+        return
+    demand = Demand(rps, concurrent, prompt, answer, slo_ttft, itl)
+    run_plan(demand, deployment or (), price or (), print, as_json=as_json)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as version_of

@@ -125,6 +125,7 @@ ToolsFile = Annotated[
 Listen = Annotated[str, typer.Option("--listen", help="host:port or unix:/path to serve gRPC on.")]
 ReplicaAddress = Annotated[str, typer.Option("--replica", help="host:port or unix:/path of the replica.")]
 FollowParent = Annotated[bool, typer.Option("--follow-parent", help="Stop when standard input ends.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ListenFd = Annotated[int | None, typer.Option("--fd", help="Inherited listening socket, instead of host and port.")]
 
 _ENGINE_FLAGS = {

@@ -5,6 +5,6 @@ from importlib.metadata import packages_distributions
 import pytest
 
 
-@pytest.mark.parametrize("package", ["model", "sharding", "kv", "serving", "podstream"])
+@pytest.mark.parametrize("package", ["model", "sharding", "kv", "serving", "tpu_configs", "podstream"])
 def test_each_package_has_one_owner(package):
     assert set(packages_distributions()[package]) == {"podstream"}

@@ -1,0 +1,43 @@
+"""Whether a model fits, before anything is compiled, and what would do if it does not."""
+
+import pytest
+
+from serving.errors import ConfigError
+from tpu_configs.catalog import ad_hoc, deployment, deployments
+from tpu_configs.chip import GIB
+from tpu_configs.fit import check_fit, missing_bytes, room_bytes, sequences
+from tpu_configs.sizes import Sizes
+
+
+@pytest.mark.parametrize("name", deployments())
+def test_every_deployment_fits(name):
+    check_fit(deployment(name))
+    assert sequences(deployment(name), 1024) > 0
+
+
+def test_what_is_too_large_says_by_how_much_and_what_would_do():
+    wanted = ad_hoc("llama-3.1-70b", "v5e-8")
+    with pytest.raises(ConfigError) as error:
+        check_fit(wanted)
+    missing = missing_bytes(wanted) / GIB
+    assert str(error.value) == (
+        "llama-3.1-70b on v5e-8 does not fit: of 15.75 GiB on a device of TPU v5e its weights take 16.43 GiB, and "
+        f"{missing:.2f} GiB miss for one sequence of 8,192 tokens; slice v5p-8 does; int8 weights do."
+    )
+
+
+def test_a_larger_slice_of_the_same_chip_comes_first():
+    with pytest.raises(ConfigError, match=r"slice v5e-4 does; int8 weights do"):
+        check_fit(ad_hoc("llama-3.1-8b", "v5e-1"))
+
+
+def test_a_shorter_context_may_do():
+    wanted = ad_hoc("llama-3.1-8b", "v6e-1", slots=1, max_seq_len=131_072)
+    with pytest.raises(ConfigError, match=r"max_seq_len 1\d\d,\d\d\d does"):
+        check_fit(wanted)
+
+
+def test_room_is_what_weights_a_reserve_and_temporaries_leave():
+    found = deployment("llama-3.1-70b-v6e-8")
+    expected = 31.25 * GIB * 0.94 - Sizes.of(found).weight_bytes
+    assert room_bytes(found) == pytest.approx(expected, abs=2)

@@ -1,0 +1,1 @@
+"""TPU chips, slices and deployments as data; what they can hold and how fast they can be."""
