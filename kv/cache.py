@@ -5,7 +5,8 @@ of a page lie together, one KV head after the other, so that one head's part of 
 transposed: scores then add up whole rows of a page, as values do. Others are `kv.row_cache` and `kv.ragged_attention`.
 
 int8 pages have a scale per token and KV head beside them. fp8 pages (float8_e4m3fn) have none: what exceeds their range
-of 448 is clipped, which keys and values of a model that norms its activations do not.
+of 448 is clipped, which keys and values of a model that norms its activations do not. Short floats are held as their
+bits (`kv.bits`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from kv.bits import as_bits, held_as, meant_by
 from model import axes
 from model.config import ModelConfig
 from sharding.rules import ShardingRules
@@ -64,25 +66,31 @@ class ColumnCache:
 
     @property
     def product_dtype(self) -> str:
-        return self.widened or str(self.v_LPKGH.dtype)
+        return self.widened or self.dtype
+
+    @property
+    def dtype(self) -> str:
+        """Of the numbers that pages hold."""
+        return str(meant_by(self.v_LPKGH.dtype))
 
     def store(
         self, layer: jax.Array, pages_T: jax.Array, offsets_T: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array
     ) -> "ColumnCache":
         """The cache with these keys and values, which must be finite, at these places."""
-        k_TKH, k_scale_TK = encode(k_TKH, self.k_LPKHG.dtype)
-        v_TKH, v_scale_TK = encode(v_TKH, self.v_LPKGH.dtype)
+        dtype = jnp.dtype(self.dtype)
+        k_TKH, k_scale_TK = encode(k_TKH, dtype)
+        v_TKH, v_scale_TK = encode(v_TKH, dtype)
         stored = replace(
             self,
-            k_LPKHG=self.k_LPKHG.at[layer, pages_T, :, :, offsets_T].set(k_TKH),
-            v_LPKGH=self.v_LPKGH.at[layer, pages_T, :, offsets_T, :].set(v_TKH),
+            k_LPKHG=self.k_LPKHG.at[layer, pages_T, :, :, offsets_T].set(as_bits(k_TKH)),
+            v_LPKGH=self.v_LPKGH.at[layer, pages_T, :, offsets_T, :].set(as_bits(v_TKH)),
         )
-        if self.k_scale_LPKG is None or self.v_scale_LPKG is None:
+        if k_scale_TK is None or v_scale_TK is None or self.k_scale_LPKG is None or self.v_scale_LPKG is None:
             return stored
         return replace(
             stored,
-            k_scale_LPKG=self.k_scale_LPKG.at[layer, pages_T, :, offsets_T].set(k_scale_TK),
-            v_scale_LPKG=self.v_scale_LPKG.at[layer, pages_T, :, offsets_T].set(v_scale_TK),
+            k_scale_LPKG=self.k_scale_LPKG.at[layer, pages_T, :, offsets_T].set(as_bits(k_scale_TK)),
+            v_scale_LPKG=self.v_scale_LPKG.at[layer, pages_T, :, offsets_T].set(as_bits(v_scale_TK)),
         )
 
 
@@ -121,7 +129,7 @@ def abstract_cache(
     def describe(shape: tuple[int, ...], dtype: jnp.dtype | str) -> jax.ShapeDtypeStruct:
         # any axis that is never split
         whole = [axes.HEAD_DIM if name is None else name for name in _AXES[: len(shape)]]
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=rules.sharding(mesh, whole))
+        return jax.ShapeDtypeStruct(shape, held_as(jnp.dtype(dtype)), sharding=rules.sharding(mesh, whole))
 
     stored = stored_dtype(dtype)
     k, v = (describe(shape, stored) for shape in ((L, num_pages, K, H, page_size), (L, num_pages, K, page_size, H)))

@@ -55,7 +55,7 @@ def decode_attention(
         jax.ShapeDtypeStruct(q_SNH.shape, jnp.float32),
         *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (cache.k_LPKHG, cache.v_LPKGH)),
     )
-    call = jax.ffi.ffi_call(f"podstream_decode_{cache.v_LPKGH.dtype}", shapes, input_output_aliases={3: 1, 4: 2})
+    call = jax.ffi.ffi_call(f"podstream_decode_{cache.dtype}", shapes, input_output_aliases={3: 1, 4: 2})
     out_SNH, k_LPKHG, v_LPKGH = call(
         q_SNH, k_SKH, v_SKH, cache.k_LPKHG, cache.v_LPKGH, pages_SJ, positions_S, _settings(layer, window, softcap)
     )

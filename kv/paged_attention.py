@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kv.bits import as_numbers
 from kv.cache import ColumnCache
 from model.attention import MASKED, UNBOUNDED, AttentionFn, Window, soft_cap
 
@@ -213,7 +214,7 @@ def _gather(pool: jax.Array, layer: jax.Array, pages_Sj: jax.Array, tokens_axis:
     pages = jnp.moveaxis(pool[layer, pages_Sj], 1, tokens_axis - 1)  # S, K, .., j, G, ..
     shape = list(pages.shape)
     shape[tokens_axis - 1 : tokens_axis + 1] = [shape[tokens_axis - 1] * shape[tokens_axis]]
-    return pages.reshape(shape)
+    return as_numbers(pages.reshape(shape))
 
 
 def _pad_to_multiple(pages_SJ: jax.Array, block: int) -> jax.Array:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
+from kv.bits import as_bits, as_numbers
 from kv.cache import ColumnCache
 from kv.paged_attention import TileGroup
 from kv.row_cache import RowCache
@@ -27,10 +28,13 @@ def random_caches(rng, dtype, num_pages, kv_heads, page_size, row=H):
     scales = [None, None]
     if dtype == "int8":
         scales = [jnp.asarray(rng.uniform(0.005, 0.02, shape[:-1]), jnp.bfloat16) for _ in "kv"]
+    held = lambda scale: None if scale is None else as_bits(scale)  # noqa: E731
     widened = "float32" if dtype in ONE_BYTE else None
     wide_k, wide_v = (jnp.pad(x, ((0, 0),) * 4 + ((0, row - H),)) for x in (k, v))
     both = None if dtype != "int8" else jnp.stack(scales, axis=3).reshape(LAYERS, num_pages, -1, page_size)
-    return RowCache(wide_k, wide_v, both, widened), ColumnCache(k.swapaxes(3, 4), v, *scales, widened)
+    return RowCache(wide_k, wide_v, both, widened), ColumnCache(
+        as_bits(k.swapaxes(3, 4)), as_bits(v), *map(held, scales), widened
+    )
 
 
 def random_step(rng, page_size, pages_per_slot):
@@ -65,4 +69,4 @@ def assert_same_pages(rows, columns):
             (rows.scale_LPKG[:, :, 1::2], columns.v_scale_LPKG),
         ]
     for ours, theirs in pairs:
-        np.testing.assert_array_equal(ours[:, 1:], theirs[:, 1:])
+        np.testing.assert_array_equal(ours[:, 1:], as_numbers(theirs)[:, 1:])

@@ -93,7 +93,7 @@ def attention(config: ModelConfig, cache: KVCache, rows: int, context: int) -> C
     """All layers, with pages that lie apart as those of running sequences do."""
     draw = np.random.default_rng(0).normal
     q = jnp.asarray(draw(size=(rows, config.num_heads, config.head_dim)), jnp.float32)
-    k = jnp.asarray(draw(size=(rows, config.num_kv_heads, config.head_dim)), cache.v_LPKGH.dtype)
+    k = jnp.asarray(draw(size=(rows, config.num_kv_heads, config.head_dim)), cache.dtype)
     pages, positions = jnp.asarray(_pages(rows)), jnp.full(rows, context, jnp.int32)
     held = [cache]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kv import cpu_attention
+from kv.bits import as_bits
 from kv.cache import ColumnCache
 from kv.paged_attention import PagedView, TileGroup, paged_attention
 
@@ -29,7 +30,7 @@ def attend(kernel, q, k, v, cache, group, window=None, softcap=None):
 
 def random_cache(rng, dtype, kv_heads, page_size):
     keys, values = ((LAYERS, PAGES, kv_heads, *ends) for ends in ((H, page_size), (page_size, H)))
-    return ColumnCache(*(jnp.asarray(rng.standard_normal(shape), dtype) for shape in (keys, values)))
+    return ColumnCache(*(as_bits(jnp.asarray(rng.standard_normal(shape), dtype)) for shape in (keys, values)))
 
 
 @pytest.mark.parametrize(
