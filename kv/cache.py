@@ -6,7 +6,7 @@ transposed: scores then add up whole rows of a page, as values do. Others are `k
 
 int8 pages have a scale per token and KV head beside them. fp8 pages (float8_e4m3fn) have none: what exceeds their range
 of 448 is clipped, which keys and values of a model that norms its activations do not. Short floats are held as their
-bits (`kv.bits`).
+bits (`model.bits`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from kv.bits import as_bits, held_as, meant_by
 from model import axes
+from model.bits import as_bits, held_as, meant_by
 from model.config import ModelConfig
 from sharding.rules import ShardingRules
 

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kv.bits import as_numbers
 from kv.cache import ColumnCache
 from model.attention import MASKED, UNBOUNDED, AttentionFn, Window, soft_cap
+from model.bits import as_numbers
 
 BLOCK_TOKENS = 128  # keys per loop trip: long enough for full vectors, short enough not to waste half a trip
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from model.bits import as_bits, as_numbers, meant_by
+
 DTYPES = ("float32", "bfloat16", "int8")
 """Types of weights that the kernel reads."""
 PACKAGE = Path(__file__).parent
@@ -27,8 +29,8 @@ class Packed:
     """A weight, or those of all layers. Stands where a `jax.Array` could stand in a tree of parameters."""
 
     panels: jax.Array
-    """float32 or int8[L, panels, I, WIDTH], or bfloat16[L, panels, I / 2, WIDTH, 2]: I inputs, the last panel filled
-    with 0."""
+    """float32 or int8[L, panels, I, WIDTH], or the bits of bfloat16[L, panels, I / 2, WIDTH, 2]: I inputs, the last
+    panel filled with 0."""
     layer: jax.Array
     """int32[1]: the layer that products read."""
     outputs: tuple[int, ...] = field(metadata={"static": True})
@@ -77,7 +79,7 @@ def _panels(weight: jax.Array, inputs: tuple[int, ...], *, stacked: bool) -> jax
     w_LIO = jnp.moveaxis(weight, inputs, range(first, first + len(inputs))).reshape(num_layers, num_inputs, -1)
     w_LIO = jnp.pad(w_LIO, ((0, 0), (0, 0), (0, -w_LIO.shape[2] % WIDTH)))
     if weight.dtype == jnp.bfloat16:
-        return w_LIO.reshape(num_layers, num_inputs // 2, 2, -1, WIDTH).transpose(0, 3, 1, 4, 2)
+        return as_bits(w_LIO.reshape(num_layers, num_inputs // 2, 2, -1, WIDTH).transpose(0, 3, 1, 4, 2))
     return w_LIO.reshape(num_layers, num_inputs, -1, WIDTH).swapaxes(1, 2)
 
 
@@ -85,7 +87,7 @@ def packed_product(x: jax.Array, weight: Packed) -> jax.Array:
     """float32[R, *outputs] of x[R, *inputs]."""
     x_RI = x.reshape(x.shape[0], -1).astype(jnp.float32)
     result = jax.ShapeDtypeStruct((x.shape[0], prod(weight.outputs)), jnp.float32)
-    call = jax.ffi.ffi_call(f"podstream_product_{weight.panels.dtype}", result)
+    call = jax.ffi.ffi_call(f"podstream_product_{meant_by(weight.panels.dtype)}", result)
     out_RO = call(x_RI, weight.panels, weight.layer)
     if weight.scale_LO is not None:
         out_RO = out_RO * weight.scale_LO[weight.layer[0]]
@@ -95,5 +97,6 @@ def packed_product(x: jax.Array, weight: Packed) -> jax.Array:
 def packed_rows(table: Packed, rows_T: jax.Array) -> jax.Array:
     """float32[T, I]: what the outputs `rows_T` are made with, as rows of a table of outputs x inputs."""
     panel_T, column_T = jnp.divmod(rows_T, WIDTH)
-    rows_TI = table.panels[0, panel_T, :, column_T].reshape(rows_T.shape[0], -1).astype(jnp.float32)
+    found_TI = as_numbers(table.panels[0, panel_T, :, column_T])
+    rows_TI = found_TI.reshape(rows_T.shape[0], -1).astype(jnp.float32)
     return rows_TI if table.scale_LO is None else rows_TI * table.scale_LO[0, rows_T, None]

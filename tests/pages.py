@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
-from kv.bits import as_bits, as_numbers
 from kv.cache import ColumnCache
 from kv.paged_attention import TileGroup
 from kv.row_cache import RowCache
 from kv.split_attention import Split
+from model.bits import as_bits, as_numbers
 
 LAYERS, H, Q = 2, 16, 8
 ONE_BYTE = ("int8", "float8_e4m3fn")

@@ -85,7 +85,7 @@ def products(weights: list[Packed], rows: int) -> Callable[[], Any]:
 
 
 def _inputs(weight: Packed, rows: int) -> jax.Array:
-    halves = 2 if weight.panels.dtype == jnp.bfloat16 else 1
+    halves = 2 if weight.panels.dtype == jnp.uint16 else 1
     return jnp.asarray(np.random.default_rng(0).normal(size=(rows, weight.panels.shape[2] * halves)), jnp.float32)
 
 

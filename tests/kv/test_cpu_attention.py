@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from kv import cpu_attention
-from kv.bits import as_bits
 from kv.cache import ColumnCache
 from kv.paged_attention import PagedView, TileGroup, paged_attention
+from model.bits import as_bits
 
 pytestmark = pytest.mark.slow
 LAYERS, PAGES, H, J = 2, 500, 32, 40

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv.bits import as_bits
 from kv.cache import ColumnCache, abstract_cache, encode, make_cache
 from kv.paged_attention import PagedView, TileGroup, paged_attention
 from model.attention import dense_attention
+from model.bits import as_bits
 from model.config import ModelConfig
 from sharding.mesh import make_mesh
 from sharding.rules import choose_rules

@@ -98,6 +98,14 @@ def test_neither_weights_nor_layers_are_copied():
     assert memory.temp_size_in_bytes < weight.panels.nbytes / 100
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_table_is_not_copied_to_read_a_row(dtype):
+    """Nor widened, as XLA would do with bfloat16."""
+    table = pack(random((4_096, 64), dtype), (1,), stacked=False)
+    memory = jax.jit(packed_rows).lower(table, jnp.arange(2)).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < table.panels.nbytes / 100
+
+
 def test_what_cannot_be_packed():
     assert not can_pack(random((40,)), ()), "a norm has no product"
     assert not can_pack(random((5, 40), "bfloat16"), (0,)), "an odd number of bfloat16 inputs"

@@ -1,7 +1,7 @@
-"""Short floats as unsigned integers of the same bits, which is how pages hold them.
+"""Short floats as unsigned integers of the same bits, which is how pages and packed weights hold them.
 
-XLA for CPUs has no scatter of bfloat16 and of fp8: it widens the array, scatters, and narrows it again. For a pool that
-would be all pages, once per layer, where a few tokens were to be stored.
+XLA for CPUs has no scatter and no gather of bfloat16 and of fp8: it widens the array first, and narrows it again. Of a
+pool that would be all pages, once per layer, where a few tokens were to be stored; of a table of tokens all of it.
 """
 
 import jax
