@@ -13,7 +13,7 @@ from flax import nnx
 
 from model import axes
 from model.config import ModelConfig
-from model.layers import RMSNorm, RopeTable, bias, product, rotate, weight
+from model.layers import RMSNorm, RopeTable, bias, is_merged, product, rotate, weight
 
 MASKED = -1e30  # finite, so that a row with nothing to see gives zeros' average instead of NaN
 UNBOUNDED = 1 << 30  # the window of a layer that has none, where others have one
@@ -65,7 +65,7 @@ class Attention(nnx.Module):
         self, x_TD: jax.Array, rope: RopeTable, attend: AttentionFn, cache: Any, layer: jax.Array
     ) -> tuple[jax.Array, Any]:
         config = self.config
-        qkv_TKAH = product("TD,DKAH->TKAH", x_TD, self.qkv)
+        qkv_TKAH = self._project(x_TD)
         if config.qkv_bias:
             qkv_TKAH = qkv_TKAH + self.qkv_bias[...].astype(jnp.float32)
         turned_TKAH = rotate(self._normed(qkv_TKAH) if config.qk_norm else qkv_TKAH[:, :, :-1], rope)
@@ -83,6 +83,15 @@ class Attention(nnx.Module):
             softcap=config.attention_softcap,
         )
         return product("TNH,NHD->TD", out_TNH, self.out), cache
+
+    def _project(self, x_TD: jax.Array) -> jax.Array:
+        """Queries, keys and values. The weight may lie as one matrix (`sharding.layouts`)."""
+        if not is_merged(self.qkv, axes=4):
+            return product("TD,DKAH->TKAH", x_TD, self.qkv)
+        K, H = self.config.num_kv_heads, self.config.head_dim
+        # or XLA would make one product for each head of it, and lay the weight for that
+        qkv_TX = jax.lax.optimization_barrier(product("TD,DX->TX", x_TD, self.qkv))
+        return qkv_TX.reshape(x_TD.shape[0], K, -1, H)
 
     def _normed(self, qkv_TKAH: jax.Array) -> jax.Array:
         """Queries and keys after their norms."""

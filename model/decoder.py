@@ -23,6 +23,7 @@ from model.layers import GatedMLP, RMSNorm, RopeTable, product, rope_frequencies
 from model.packed import Packed, packed_rows
 from model.quantized import quantized_rows
 from model.seams import ONE_DEVICE, ExpertsFn, LayerBody
+from model.stacked import scan_layers
 
 
 class DecoderLayer(nnx.Module):
@@ -156,19 +157,13 @@ class Decoder(nnx.Module):
 
 
 def _scan(body: LayerBody, carry: Any, states: Any, num_layers: int, attend: AttentionFn, ropes: RopeTable) -> Any:
-    """`jax.lax.scan` over layers. A packed weight is not sliced: its products are told the layer."""
-    leaves, treedef = jax.tree.flatten(states, is_leaf=lambda leaf: isinstance(leaf, Packed))
-    packed = [leaf if isinstance(leaf, Packed) else None for leaf in leaves]
-    sliced = [None if isinstance(leaf, Packed) else leaf for leaf in leaves]
+    """All layers one after another, compiled once."""
 
-    def one_layer(carry: Any, inputs: Any) -> Any:
-        slices, layer = inputs
-        chosen = [
-            whole.of_layer(layer) if whole is not None else part for whole, part in zip(packed, slices, strict=True)
-        ]
-        return body(carry, jax.tree.unflatten(treedef, chosen), layer, attend, ropes), None
+    def one_layer(carry: Any, state: Any, layer: jax.Array) -> Any:
+        return body(carry, state, layer, attend, ropes)
 
-    return jax.lax.scan(one_layer, carry, (sliced, jnp.arange(num_layers, dtype=jnp.int32)))[0]
+    with jax.named_scope("layers"):
+        return scan_layers(one_layer, carry, states, num_layers)
 
 
 def _ropes(config: ModelConfig, positions_T: jax.Array) -> RopeTable:

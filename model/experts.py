@@ -16,6 +16,7 @@ from model.config import ModelConfig
 from model.layers import activate, product, weight
 from model.quantized import quantized_ragged_product
 from model.seams import ExpertsFn
+from model.stacked import Stacked
 
 
 class ExpertMLP(nnx.Module):
@@ -48,7 +49,7 @@ def run_experts(
     """What each token's experts say of it, float32[T, D], by their shares. `gate_up` is [Z, D, C, F] and `down`
     [Z, F, D], floats or quantised; an expert beyond the last one says nothing."""
     T, D = x_TD.shape
-    num_picks, num_experts = experts_TE.shape[1], jax.tree.leaves(down)[0].shape[0]
+    num_picks, num_experts = experts_TE.shape[1], num_experts_of(down)
     order_M = jnp.argsort(experts_TE.reshape(-1), stable=True)  # M = T * E rows, one expert after the other
     expert_M = experts_TE.reshape(-1)[order_M]
     counts_Z = jnp.bincount(expert_M, length=num_experts).astype(jnp.int32)
@@ -60,11 +61,18 @@ def run_experts(
     return jnp.sum(jnp.where((experts_TE < num_experts)[..., None], out_TED * shares_TE[..., None], 0.0), axis=1)
 
 
+def num_experts_of(w: Any) -> int:
+    """Z of a weight as `run_experts` takes it."""
+    return w.num_experts if isinstance(w, Stacked) else int(jax.tree.leaves(w)[0].shape[0])
+
+
 def ragged_product(x_MD: jax.Array, w: Any, counts_Z: jax.Array, expert_M: jax.Array) -> jax.Array:
     """Row by row times the matrix of its expert, float32[M, ...]. Rows are sorted by expert, `counts_Z` for each.
 
-    The weight is [Z, inputs, ...] and may be quantised.
+    The weight is [Z, inputs, ...] and may be quantised, or stacked for a TPU.
     """
+    if isinstance(w, Stacked):
+        return w(x_MD, counts_Z)
     if isinstance(w, QArray):
         return quantized_ragged_product(x_MD, w, counts_Z, expert_M)
     out_M = jax.lax.ragged_dot(

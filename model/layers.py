@@ -51,6 +51,12 @@ def product(spec: str, x: jax.Array, weight: nnx.Param[jax.Array]) -> jax.Array:
     return jnp.einsum(spec, x, w, preferred_element_type=jnp.float32)
 
 
+def is_merged(weight: nnx.Param[jax.Array], axes: int) -> bool:
+    """Whether a weight that is declared with so many axes lies as a matrix of inputs by all outputs."""
+    value = weight.get_value()
+    return not isinstance(value, Packed) and (value.qvalue if isinstance(value, QArray) else value).ndim < axes
+
+
 def _check_inputs(spec: str, weight: nnx.Param[jax.Array]) -> None:
     operands, out = spec.split("->")
     summed = tuple(axis for axis, letter in enumerate(operands.split(",")[1]) if letter not in out)

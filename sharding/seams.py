@@ -1,5 +1,6 @@
 """Seams over a mesh: layers that run stage after stage, experts that lie apart, rows that are shared out."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
@@ -7,9 +8,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from model.attention import AttentionFn, Window
-from model.experts import run_experts
+from model.experts import num_experts_of, run_experts
 from model.layers import RopeTable
 from model.seams import ExpertsFn, LayerBody, LayersFn, Seams, StagedAttention
+from model.stacked import Stacked, scan_layers
 
 DATA, STAGE, EXPERT, TENSOR = "data", "stage", "expert", "tensor"
 
@@ -19,7 +21,7 @@ def seams_over(mesh: Mesh) -> Seams:
     sizes = dict(mesh.shape)
     return Seams(
         layers=_layers_in_stages(mesh) if sizes[STAGE] > 1 else None,
-        experts=_experts_apart(mesh) if sizes[EXPERT] > 1 else None,
+        experts=_experts_apart(mesh) if sizes[EXPERT] * sizes[TENSOR] > 1 else None,
         **({"rows": _rows_over(mesh)} if sizes[DATA] > 1 else {}),
     )
 
@@ -70,13 +72,11 @@ def _layers_in_stages(mesh: Mesh) -> LayersFn:
                 ) -> tuple[jax.Array, Any]:
                     return live(q_TNH, k_TKH, v_TKH, cache, layer - first, window=window, softcap=softcap)
 
-                def one(carry: Any, inputs: Any) -> Any:
-                    state, offset = inputs
-                    return body(carry, state, first + offset, attend_here, ropes), None
+                def one(carry: Any, state: Any, offset: jax.Array) -> Any:
+                    return body(carry, state, first + offset, attend_here, ropes)
 
                 x_TD, _ = carry
-                offsets = jnp.arange(per_stage, dtype=jnp.int32)
-                (changed_TD, cache), _ = jax.lax.scan(one, carry, (states, offsets))
+                changed_TD, cache = scan_layers(one, carry, states, per_stage)
                 x_TD = jnp.where(is_turn, changed_TD, x_TD)
                 return jax.lax.ppermute(x_TD, STAGE, ring), cache
 
@@ -100,17 +100,17 @@ def _layers_in_stages(mesh: Mesh) -> LayersFn:
 
 
 def _experts_apart(mesh: Mesh) -> ExpertsFn:
-    """Each device computes all tokens that are sent to its experts; what experts say is added up over devices."""
+    """Each device computes its tokens with its part of those experts that it holds; what experts say is added up over
+    devices, once for each token."""
 
     def experts(
         x_TD: jax.Array, experts_TE: jax.Array, shares_TE: jax.Array, gate_up: Any, down: Any, activation: str
     ) -> jax.Array:
-        splits_mlp = _can_split_mlp(gate_up, down, mesh.shape[TENSOR])
-        axes = (EXPERT, TENSOR) if splits_mlp else (EXPERT,)
-        tensor = TENSOR if splits_mlp else None
+        tensor = TENSOR if _can_split_mlp(gate_up, down, mesh.shape[TENSOR]) else None
+        axes = (EXPERT, TENSOR) if tensor else (EXPERT,)
 
         def here(x_TD: jax.Array, experts_TE: jax.Array, shares_TE: jax.Array, gate_up: Any, down: Any) -> jax.Array:
-            num_here = jax.tree.leaves(down)[0].shape[0]
+            num_here = num_experts_of(down)
             local_TE = experts_TE - jax.lax.axis_index(EXPERT) * num_here
             is_here_TE = (local_TE >= 0) & (local_TE < num_here)
             # Rows of other devices' experts are sorted behind all others and belong to none.
@@ -118,15 +118,14 @@ def _experts_apart(mesh: Mesh) -> ExpertsFn:
             shares_TE = jnp.where(is_here_TE, shares_TE, 0.0)
             return jax.lax.psum(run_experts(x_TD, local_TE, shares_TE, gate_up, down, activation), axes)
 
-        gate_up_spec = jax.tree.map(lambda leaf: _spec(leaf, (EXPERT, None, None, tensor)), gate_up)
-        down_spec = jax.tree.map(lambda leaf: _spec(leaf, (EXPERT, tensor, None)), down)
-        whole = PartitionSpec()
+        rows = PartitionSpec(DATA if x_TD.shape[0] % mesh.shape[DATA] == 0 else None)
+        is_staged = bool(jax.sharding.get_abstract_mesh().manual_axes)
         run = jax.shard_map(
             here,
-            mesh=None if jax.sharding.get_abstract_mesh().manual_axes else mesh,
-            in_specs=(whole, whole, whole, gate_up_spec, down_spec),
-            out_specs=whole,
-            axis_names=set(axes),
+            mesh=None if is_staged else mesh,
+            in_specs=(rows, rows, rows, _gate_up_specs(gate_up, tensor), _down_specs(down, tensor)),
+            out_specs=rows,
+            axis_names={DATA, EXPERT, TENSOR} if is_staged else set(mesh.axis_names),
             check_vma=False,
         )
         return run(x_TD, experts_TE, shares_TE, gate_up, down)
@@ -134,9 +133,32 @@ def _experts_apart(mesh: Mesh) -> ExpertsFn:
     return experts
 
 
+def _gate_up_specs(gate_up: Any, tensor: str | None) -> Any:
+    """Of the weight as `model.experts.run_experts` takes it: its outputs are split."""
+    if isinstance(gate_up, Stacked):
+        scale = None if gate_up.scale_LZC1O is None else PartitionSpec(None, EXPERT, None, None, tensor)
+        return replace(
+            gate_up, matrices_LZCOI=PartitionSpec(None, EXPERT, None, tensor), scale_LZC1O=scale, layer=PartitionSpec()
+        )
+    return jax.tree.map(lambda leaf: _spec(leaf, (EXPERT, None, None, tensor)), gate_up)
+
+
+def _down_specs(down: Any, tensor: str | None) -> Any:
+    """Its inputs are split."""
+    if isinstance(down, Stacked):
+        scale = None if down.scale_LZC1O is None else PartitionSpec(None, EXPERT)
+        return replace(
+            down, matrices_LZCOI=PartitionSpec(None, EXPERT, None, tensor), scale_LZC1O=scale, layer=PartitionSpec()
+        )
+    return jax.tree.map(lambda leaf: _spec(leaf, (EXPERT, tensor, None)), down)
+
+
 def _can_split_mlp(gate_up: Any, down: Any, num: int) -> bool:
     """Whether numbers and scales can be split at the same places."""
-    widths = [leaf.shape[3] for leaf in jax.tree.leaves(gate_up)] + [leaf.shape[1] for leaf in jax.tree.leaves(down)]
+    if isinstance(down, Stacked):
+        widths = [down.matrices_LZCOI.shape[3]]
+    else:
+        widths = [x.shape[3] for x in jax.tree.leaves(gate_up)] + [x.shape[1] for x in jax.tree.leaves(down)]
     return num > 1 and all(width == 1 or width % num == 0 for width in widths)
 
 

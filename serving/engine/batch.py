@@ -5,7 +5,7 @@ A step has R rows, one per sequence, and S prefill tiles of Q tokens. Its flat t
 travels in one int32 vector; `BatchLayout` knows where each field lies, on both sides of the upload.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -48,13 +48,35 @@ class StepShape:
         return f"mixed {self.rows} rows + {self.tiles} tiles" if self.tiles else f"decode {self.rows} rows"
 
 
-def step_shapes(num_slots: int, max_tiles: int, max_drafts: int = 0) -> tuple[StepShape, ...]:
-    """All shapes that are compiled: decode rows in powers of two, with and without guesses if there are any; prefill
-    tiles in powers of two, beside few or all."""
-    decode = [StepShape(0, rows) for rows in powers_of_two(num_slots)]
-    mixed_rows = sorted({min(8, num_slots), num_slots})
-    mixed = [StepShape(tiles, rows) for tiles in powers_of_two(max_tiles) for rows in mixed_rows]
-    verify = [StepShape(0, rows, max_drafts) for rows in powers_of_two(num_slots)] if max_drafts else []
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Sizes that are compiled: `least`, and `factor` times as much until all fits."""
+
+    least: int = 1
+    factor: int = 2
+    least_tiles: int = 1
+    beside_few: bool = True
+    """Whether prefill tiles are compiled beside few rows, too."""
+
+    def up_to(self, largest: int) -> list[int]:
+        """Rising; the last is `largest`."""
+        sizes = [min(self.least, largest)]
+        while sizes[-1] < largest:
+            sizes.append(min(sizes[-1] * self.factor, largest))
+        return sizes
+
+
+def step_shapes(
+    num_slots: int, max_tiles: int, max_drafts: int = 0, ladder: Ladder = Ladder()
+) -> tuple[StepShape, ...]:
+    """All shapes that are compiled: decode rows up the ladder, with and without guesses if there are any; prefill tiles
+    by its factor, beside few or all."""
+    rows_up = ladder.up_to(num_slots)
+    tiles_up = replace(ladder, least=ladder.least_tiles).up_to(max_tiles)
+    decode = [StepShape(0, rows) for rows in rows_up]
+    mixed_rows = sorted({min(8, num_slots), num_slots} if ladder.beside_few else {num_slots})
+    mixed = [StepShape(tiles, rows) for tiles in tiles_up for rows in mixed_rows]
+    verify = [StepShape(0, rows, max_drafts) for rows in rows_up] if max_drafts else []
     return tuple(decode + mixed + verify)
 
 
@@ -172,8 +194,3 @@ def build_batch(
             sample_at_R[row] = layout.shape.rows + at + chunk.length - 1
             num_trips_R[row] = 1
     return packed
-
-
-def powers_of_two(largest: int) -> list[int]:
-    """1, 2, 4, ... up to `largest`, which is always the last."""
-    return [*(2**i for i in range((largest - 1).bit_length())), largest]

@@ -18,7 +18,7 @@ from model.card import ModelCard
 from model.quantization import choose_quantization
 from serving.config import EngineConfig
 from serving.engine.api import EngineLoop
-from serving.engine.batch import StepShape, step_shapes
+from serving.engine.batch import Ladder, StepShape, step_shapes
 from serving.engine.compile_count import CompileCount
 from serving.engine.draft_check import check_draft
 from serving.engine.draft_programs import DraftPrograms
@@ -94,23 +94,11 @@ def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel |
     if draft is not None:
         attention = draft.attention(config).attention
         draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, attention, seams_over(draft.mesh))
-    spec = StepSpec(
-        config=model.card.config,
-        mesh=model.mesh,
-        num_slots=config.num_slots,
-        pages_per_slot=pages_for(_max_seq_len(config, model.card), config.page_size),
-        tile_tokens=TILE_TOKENS,
-        attention=model.attention(config).attention,
-        max_trips=config.decode_steps,
-        draft=draft_spec,
-        embeds=config.embeddings is not None,
-        seams=seams_over(model.mesh),
-        vocab_axes=model.rules.mesh_axes[axes.VOCAB],
-    )
+    spec = step_spec(config, model, draft_spec)
     executables = Executables(config.compile_cache, spec.mesh)
     forms = model.forms()
     draft_forms = None if draft is None else draft.forms()
-    shapes = step_shapes(config.num_slots, _max_tiles(config), config.max_drafts)
+    shapes = shapes_of(config, model)
 
     def over(num_pages: int, make: Callable[[KVCache], KVCache]) -> Programs:
         """Programs over so many pages of each model, made by `make` from their abstract form."""
@@ -129,6 +117,34 @@ def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel |
     programs = over(_num_pages(config, model, draft, spec, temporaries, progress), make_cache)
     _compile(programs, shapes, progress)
     return programs
+
+
+def step_spec(config: EngineConfig, model: LoadedModel, draft: DraftSpec | None = None) -> StepSpec:
+    """What all programs share. The weights of `model` may be abstract."""
+    return StepSpec(
+        config=model.card.config,
+        mesh=model.mesh,
+        num_slots=config.num_slots,
+        pages_per_slot=pages_for(_max_seq_len(config, model.card), config.page_size),
+        tile_tokens=TILE_TOKENS,
+        attention=model.attention(config).attention,
+        max_trips=config.decode_steps,
+        draft=draft,
+        embeds=config.embeddings is not None,
+        seams=seams_over(model.mesh),
+        vocab_axes=model.rules.mesh_axes[axes.VOCAB],
+    )
+
+
+def shapes_of(config: EngineConfig, model: LoadedModel) -> tuple[StepShape, ...]:
+    """All programs of an engine. A row more costs nothing where reading weights takes longer than multiplying with
+    them, but a program costs seconds to compile there: so there are few."""
+    ladder = (
+        Ladder()
+        if model.mesh.devices.flat[0].platform == "cpu"
+        else Ladder(least=32, factor=4, least_tiles=4, beside_few=False)
+    )
+    return step_shapes(config.num_slots, _max_tiles(config), config.max_drafts, ladder)
 
 
 def _num_pages(

@@ -24,7 +24,7 @@ from kv.paged_attention import PagedView, TileGroup, paged_attention, step_atten
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.seams import ONE_DEVICE, Seams
-from serving.engine.batch import NOTHING, powers_of_two
+from serving.engine.batch import NOTHING, Ladder
 from serving.engine.plan import Chunk
 from serving.engine.sampling import RowSampling, sample
 from serving.engine.slot_state import SlotState
@@ -53,7 +53,7 @@ class DraftSpec:
     @property
     def catch_ups(self) -> tuple[int, ...]:
         """Numbers of tiles for which there is a program."""
-        return tuple(powers_of_two(self.max_tiles))
+        return tuple(Ladder().up_to(self.max_tiles))
 
 
 def guess(

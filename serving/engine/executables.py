@@ -26,7 +26,7 @@ import llvmlite.binding
 from etils import epath
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Executables:
         if self._folder is None:
             return _compile(jitted, args)
         leaves, treedef = jax.tree.flatten(args)
-        about = (f"{leaf.shape}{leaf.dtype}{leaf.sharding}" for leaf in leaves)
+        about = (f"{leaf.shape}{leaf.dtype}{_place(leaf.sharding)}" for leaf in leaves)
         path = self._folder / _digest(describe(described), str(treedef), *about)
         program = _load(path, self._devices)
         if program is None:
@@ -81,6 +81,11 @@ def describe(value: object) -> str:
     return repr(value)
 
 
+def _place(sharding: Any) -> str:
+    """The same for an array and for one that is described, which do not say alike what memory they lie in."""
+    return f"{dict(sharding.mesh.shape)}{sharding.spec}" if isinstance(sharding, NamedSharding) else str(sharding)
+
+
 def _compile(jitted: Any, args: tuple[Any, ...]) -> jax.stages.Compiled:
     program: jax.stages.Compiled = jitted.lower(*args).compile()
     return program
@@ -100,9 +105,13 @@ def _load(path: epath.Path, devices: tuple[jax.Device, ...]) -> jax.stages.Compi
         logger.warning("the kept program %s is damaged; compiling it anew.", path)
         return None
     payload, in_tree, out_tree = pickle.loads(body)
-    program: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-        payload, in_tree, out_tree, execution_devices=devices
-    )
+    try:
+        program: jax.stages.Compiled = serialize_executable.deserialize_and_load(
+            payload, in_tree, out_tree, execution_devices=devices
+        )
+    except jax.errors.JaxRuntimeError as error:
+        logger.warning("the kept program %s does not load here (%s); compiling it.", path, error)
+        return None
     return program
 
 
@@ -139,12 +148,14 @@ def _make_room(folder: epath.Path) -> None:
 
 def _surroundings(devices: tuple[jax.Device, ...]) -> str:
     """What all programs of a process depend on."""
-    client = devices[0].client
+    platform = devices[0].platform
     versions = (f"{name} {version(name)}" for name in ("jax", "jaxlib", "numpy"))
+    # what is compiled ahead for TPUs that are not here must be found where they are
+    compiler = f"libtpu {version('libtpu')}" if platform == "tpu" else devices[0].client.platform_version
     flags = (os.environ.get(name, "") for name in COMPILER_FLAGS)
-    cpu = llvmlite.binding.get_host_cpu_features().flatten() if client.platform == "cpu" else ""
+    cpu = llvmlite.binding.get_host_cpu_features().flatten() if platform == "cpu" else ""
     kinds = (f"{device.id}{device.device_kind}" for device in devices)
-    return _digest(_sources(), *versions, client.platform_version, *kinds, *flags, cpu)
+    return _digest(_sources(), *versions, compiler, *kinds, *flags, cpu)
 
 
 @cache

@@ -21,6 +21,7 @@ from model.tree import Names, Params, as_tree
 from serving.config import EngineConfig
 from serving.engine.memory import MIB
 from sharding.kv_heads import repeat_kv_heads, unrepeated
+from sharding.layouts import as_matrices
 from sharding.params import abstract_params, pack_int8, pack_onto, take_layers_apart
 from sharding.quantize import quantize_onto
 from sharding.rules import ShardingRules, choose_rules
@@ -74,12 +75,16 @@ class LoadedModel:
         return device_bytes(self.pages(1, config)) // 2
 
     def forms(self) -> tuple[Params, Params]:
-        """The weights as prefill programs and as decode programs take them, in one memory.
+        """The weights as prefill programs and as decode programs take them, in one memory. On a TPU this model's own
+        are given up.
 
         Those of int4, which are not packed, have arrays of their own for each layer in decode on one CPU: no slice is
         copied in every step. Prefill keeps to stacked ones: it has work enough for a copy to matter little, and
         compiles in a fraction of the time. But not with bfloat16 scales, of which XLA would widen all layers at once.
         """
+        if self.mesh.devices.flat[0].platform == "tpu":
+            laid = as_matrices(self.weights, self.card.config)
+            return laid, laid
         if not is_one_cpu(self.mesh) or _are_packed(self.weights):
             return self.weights, self.weights
         apart = take_layers_apart(self.weights)

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from kv.cache import KVCache
@@ -18,7 +17,8 @@ from serving.engine.executables import Executables
 from serving.engine.masks import ALL_TOKENS, num_words
 from serving.engine.prompt_logprobs import StepLogprobs
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
-from serving.engine.step import StepSpec, make_step
+from serving.engine.step import StepSpec
+from serving.engine.step_program import compile_step, slot_shardings
 
 
 class Programs:
@@ -41,11 +41,10 @@ class Programs:
         self._cache = cache
         self._prefill_weights = FlatWeights.of(prefill_weights)
         self._decode_weights = FlatWeights.of(decode_weights)
-        self._whole = NamedSharding(spec.mesh, PartitionSpec())
+        self._whole = spec.whole
         self._last_token_B = jax.device_put(np.zeros(spec.num_slots + 1, np.int32), self._whole)
-        split = NamedSharding(spec.mesh, PartitionSpec(None, spec.vocab_axes or None))
-        self._slots_sharding = SlotState(split, self._whole)  # type: ignore[arg-type]
-        self._slots = jax.device_put(empty_slots(spec.num_slots + 1, spec.config.vocab_size), self._slots_sharding)
+        slots = empty_slots(spec.num_slots + 1, spec.config.vocab_size)
+        self._slots = jax.device_put(slots, slot_shardings(spec))
         self._write_slot: jax.stages.Compiled | None = None
         self._empty: jax.stages.Compiled | None = None
         self._all_allowed: dict[int, jax.Array] = {}  # by number of rows
@@ -89,18 +88,11 @@ class Programs:
             self._all_allowed[rows] = jax.device_put(self.new_masks(rows), self._whole)
 
     def _compile_one(self, shape: StepShape) -> jax.stages.Compiled:
+        draft_weights = None if self.draft is None or not shape.drafts else self.draft.weights
+        _, draft_cache = self._draft_of(shape)
         weights = self._weights_for(shape)
-        draft_treedef = None if self.draft is None else self.draft.weights.treedef
-        step = make_step(self.spec, shape, weights.treedef, draft_treedef)
-        packed = jax.ShapeDtypeStruct((self.spec.layout(shape).size,), jnp.int32, sharding=self._whole)
-        draft_weights, draft_cache = self._draft_of(shape)
-        cache_shardings, draft_shardings = jax.tree.map(lambda leaf: leaf.sharding, (self._cache, draft_cache))
-        whole = self._whole
-        out_shardings = (whole, whole, cache_shardings, whole, self._slots_sharding, draft_shardings)
-        jitted = jax.jit(step, donate_argnums=(1, 2, 3, 7), out_shardings=out_shardings)
-        masks = jax.ShapeDtypeStruct(self.new_masks(shape.rows).shape, jnp.int32, sharding=self._whole)
-        args = weights.leaves, *self._state, packed, masks, draft_weights, draft_cache
-        return self._executables.compiled(jitted, args, self.spec, shape, str(weights.treedef), str(draft_treedef))
+        state, executables = self._state, self._executables
+        return compile_step(executables, self.spec, shape, weights, state, draft_weights, draft_cache)
 
     def _draft_of(self, shape: StepShape) -> tuple[tuple[jax.Array, ...], KVCache | None]:
         """The draft model's weights and cache for the programs that guess, nothing for the others."""
@@ -113,7 +105,7 @@ class Programs:
 
     def _compile_write_slot(self) -> jax.stages.Compiled:
         packet = jax.ShapeDtypeStruct((PACKET,), jnp.int32, sharding=self._whole)
-        jitted = jax.jit(write_slot, donate_argnums=0, out_shardings=self._slots_sharding)
+        jitted = jax.jit(write_slot, donate_argnums=0, out_shardings=slot_shardings(self.spec))
         return self._executables.compiled(jitted, (self._slots, packet), "write_slot")
 
     def reset(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kv.backends import PagedAttention
 from kv.cache import KVCache
@@ -59,6 +59,11 @@ class StepSpec:
     @property
     def vocab_shards(self) -> int:
         return prod(self.mesh.shape[axis] for axis in self.vocab_axes)
+
+    @property
+    def whole(self) -> NamedSharding:
+        """Of what every device holds."""
+        return NamedSharding(self.mesh, PartitionSpec())
 
     def layout(self, shape: StepShape) -> BatchLayout:
         return BatchLayout(shape, self.pages_per_slot, self.tile_tokens)

@@ -6,7 +6,16 @@ import pytest
 from kv.page_keys import PageKeys
 from kv.page_table import PageTable
 from serving.engine.api import EngineRequest
-from serving.engine.batch import NOTHING, BatchLayout, SlotSettings, StepShape, build_batch, choose_shape, step_shapes
+from serving.engine.batch import (
+    NOTHING,
+    BatchLayout,
+    Ladder,
+    SlotSettings,
+    StepShape,
+    build_batch,
+    choose_shape,
+    step_shapes,
+)
 from serving.engine.plan import Chunk, StepPlan
 from serving.engine.prompt_logprobs import UNASKED
 from serving.engine.sequence import Sequence
@@ -87,3 +96,12 @@ def test_the_packed_vector_holds_the_plan():
     assert tokens.tolist() == [[14, 15, 16, 17], [18, 19, 0, 0]]
     assert positions.tolist() == [[4, 5, 6, 7], [8, 9, NOTHING, NOTHING]]
     assert following.tolist() == [[15, 16, 17, 18], [19, UNASKED, UNASKED, UNASKED]]
+
+
+def test_accelerators_get_few_programs():
+    """Where a row more costs nothing and a program takes long to compile."""
+    ladder = Ladder(least=32, factor=4, least_tiles=4, beside_few=False)
+    assert step_shapes(128, 16, ladder=ladder) == (
+        StepShape(0, 32), StepShape(0, 128), StepShape(4, 128), StepShape(16, 128),
+    )  # fmt: skip
+    assert [shape.rows for shape in step_shapes(3, 1, ladder=ladder)] == [3, 3]
