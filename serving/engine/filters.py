@@ -1,9 +1,11 @@
 """Top-k, top-p and min-p as one cut: the lowest logit of each row that survives them all.
 
-Most cuts lie among a row's few most likely tokens and are read off there. For the rows where they do not, the cut is
-the largest threshold that keeps enough weight, found exactly, bit by bit, over floats mapped to integers of the same
-order. The vocabulary is never sorted. Order as in Hugging Face transformers: top-k, top-p of what is left, min-p.
+On a CPU most cuts lie among a row's few most likely tokens and are read off there. Elsewhere, and for other rows, the
+cut is the largest threshold that keeps enough weight, found exactly, bit by bit, over floats mapped to integers of the
+same order. The vocabulary is never sorted. Order as in Hugging Face transformers: top-k, top-p of what is left, min-p.
 """
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +28,41 @@ def lowest_kept(
     top_R = jnp.max(logits_RV, axis=-1)
     top_k_R = jnp.where(top_k_R < logits_RV.shape[1], top_k_R, 0)
     likelihood_RV = _likelihood(logits_RV, top_R, hot_R)
+    arguments = logits_RV, likelihood_RV, top_R, hot_R, top_k_R, top_p_R
+    look_nearby = partial(look_nearby_first, vocab_shards=vocab_shards)
+    cut_R = jax.lax.platform_dependent(*arguments, cpu=look_nearby, default=search_at_once)
+    min_p_cut_R = top_R + hot_R * jnp.log(min_p_R)  # log(0) is -inf: no cut
+    return jnp.minimum(jnp.maximum(cut_R, min_p_cut_R), top_R)
+
+
+def look_nearby_first(
+    logits_RV: jax.Array,
+    likelihood_RV: jax.Array,
+    top_R: jax.Array,
+    hot_R: jax.Array,
+    top_k_R: jax.Array,
+    top_p_R: jax.Array,
+    vocab_shards: int = 1,
+) -> jax.Array:
+    """The cut by top-k and top-p. A CPU finds a few candidates in the time of a few steps of the search."""
     near_R, is_near_R = _cut_nearby(logits_RV, likelihood_RV, top_R, hot_R, top_k_R, top_p_R, vocab_shards)
 
     def far() -> jax.Array:
         return jnp.where(is_near_R, near_R, _search_cut(logits_RV, likelihood_RV, top_k_R, top_p_R))
 
-    cut_R = jax.lax.cond(jnp.all(is_near_R), lambda: near_R, far)
-    min_p_cut_R = top_R + hot_R * jnp.log(min_p_R)  # log(0) is -inf: no cut
-    return jnp.minimum(jnp.maximum(cut_R, min_p_cut_R), top_R)
+    return jax.lax.cond(jnp.all(is_near_R), lambda: near_R, far)
+
+
+def search_at_once(
+    logits_RV: jax.Array,
+    likelihood_RV: jax.Array,
+    _top_R: jax.Array,
+    _hot_R: jax.Array,
+    top_k_R: jax.Array,
+    top_p_R: jax.Array,
+) -> jax.Array:
+    """The same where passes over the vocabulary are cheap and sorting is not."""
+    return _search_cut(logits_RV, likelihood_RV, top_k_R, top_p_R)
 
 
 def _cut_nearby(

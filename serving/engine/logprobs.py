@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.engine.api import TokenLogprobs
-from serving.engine.largest import largest
+from serving.engine.largest import largest, largest_by_turns
 from serving.request import MAX_LOGPROBS
 
 WIDTH = 1 + MAX_LOGPROBS
@@ -44,7 +44,11 @@ class RowLogprobs:
 def row_logprobs(logits_RV: jax.Array, chosen_R: jax.Array, vocab_shards: int = 1) -> RowLogprobs:
     """Of the softmax of the logits as they come. Ties are in the order of token ids."""
     num_top = min(MAX_LOGPROBS, logits_RV.shape[1])
-    _, top_RX = largest(logits_RV, num_top, vocab_shards)
+    top_RX = jax.lax.platform_dependent(
+        logits_RV,
+        cpu=lambda logits_RV: largest(logits_RV, num_top, vocab_shards)[1],
+        default=lambda logits_RV: largest_by_turns(logits_RV, num_top),
+    )
     ids_RX = jnp.concatenate([chosen_R[:, None], top_RX], axis=1)
     total_R1 = jax.nn.logsumexp(logits_RV, axis=1, keepdims=True)
     # One gather for the chosen and the others: the same token must not get two values, rounded differently.

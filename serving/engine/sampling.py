@@ -91,7 +91,14 @@ def sample(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> tuple[j
 
 
 def _greedy(logits_RV: jax.Array) -> jax.Array:
-    """The argmax, found by blocks: a CPU takes the largest of a block as a vector, but an argmax number by number."""
+    """The argmax. A CPU takes the largest of a block as a vector, but an argmax number by number; where devices share
+    the vocabulary, blocks would have to be sent around."""
+    return jax.lax.platform_dependent(
+        logits_RV, cpu=_greedy_by_blocks, default=lambda logits_RV: jnp.argmax(logits_RV, axis=-1).astype(jnp.int32)
+    )
+
+
+def _greedy_by_blocks(logits_RV: jax.Array) -> jax.Array:
     blocks_RCL = _in_blocks(logits_RV, -jnp.inf)
     block_R = jnp.argmax(jnp.max(blocks_RCL, axis=-1), axis=-1)
     return _token(block_R, jnp.argmax(_block(blocks_RCL, block_R), axis=-1))
@@ -99,8 +106,18 @@ def _greedy(logits_RV: jax.Array) -> jax.Array:
 
 def _edit(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> jax.Array:
     logits_RV = apply_edits(logits_RV, state.edits_B3E[rows.slot_R], rows.num_edits_R, rows.position_R)
-    counts_RV = jnp.where(rows.counted_R[:, None], state.counts_BV[rows.slot_R], 0)
+    counts_RV = jnp.where(rows.counted_R[:, None], _rows_of(state.counts_BV, rows.slot_R), 0)
     return penalise(logits_RV, counts_RV, rows.repetition_R, rows.presence_R, rows.frequency_R)
+
+
+def _rows_of(counts_BV: jax.Array, slot_R: jax.Array) -> jax.Array:
+    """Row after row: to gather them at once takes a TPU's compiler 15 seconds."""
+    return jax.lax.platform_dependent(
+        counts_BV,
+        slot_R,
+        cpu=lambda counts_BV, slot_R: counts_BV[slot_R],
+        default=lambda counts_BV, slot_R: jax.lax.map(lambda slot: counts_BV[slot], slot_R),
+    )
 
 
 def _mask(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
@@ -121,15 +138,24 @@ def _choose(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
 
 
 def _draw(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
-    """First a block of tokens by its share, then a token of that block: two draws of a few hundred, not one of V.
+    """A Gumbel-max (Gumbel 1954; Maddison et al. 2014) over logarithms of probability mass, so no sum can be rounded in
+    a way that lets a token without mass be drawn."""
+    noise_of = rows.seed_R2, rows.position_R
+    return jax.lax.platform_dependent(_mass(logits_RV, rows), *noise_of, cpu=draw_by_blocks, default=draw_from_all)
 
-    Each is a Gumbel-max (Gumbel 1954; Maddison et al. 2014) over logarithms of probability mass, so no sum can be
-    rounded in a way that lets a token without mass be drawn.
-    """
-    mass_RCL = _in_blocks(_mass(logits_RV, rows), 0.0)
+
+def draw_from_all(mass_RV: jax.Array, seed_R2: jax.Array, position_R: jax.Array) -> jax.Array:
+    """One draw of V: noise costs an accelerator nothing, and devices that share the vocabulary send a token each."""
+    noise_RV = gumbel(seed_R2, position_R, mass_RV.shape[1])
+    return jnp.argmax(jnp.log(mass_RV) + noise_RV, axis=-1).astype(jnp.int32)
+
+
+def draw_by_blocks(mass_RV: jax.Array, seed_R2: jax.Array, position_R: jax.Array) -> jax.Array:
+    """First a block of tokens by its share, then a token of that block: two draws of a few hundred, not one of V."""
+    mass_RCL = _in_blocks(mass_RV, 0.0)
     share_RC = jnp.sum(mass_RCL, axis=-1)
     num_blocks = share_RC.shape[1]
-    noise_RX = gumbel(rows.seed_R2, rows.position_R, num_blocks + LANES)
+    noise_RX = gumbel(seed_R2, position_R, num_blocks + LANES)
     block_R = jnp.argmax(jnp.log(share_RC) + noise_RX[:, :num_blocks], axis=-1)
     lane_R = jnp.argmax(jnp.log(_block(mass_RCL, block_R)) + noise_RX[:, num_blocks:], axis=-1)
     return _token(block_R, lane_R)

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serving.engine.filters import CANDIDATES, lowest_kept
+from serving.engine.filters import CANDIDATES, look_nearby_first, lowest_kept, search_at_once
 
 V = 1_000
 LOGITS = np.random.default_rng(2).standard_normal((6, V)).astype(np.float32) * 1.5
 cut = jax.jit(lowest_kept)
+FORMS = jax.jit(look_nearby_first), jax.jit(search_at_once)
 
 
 def kept(logits, temperature, top_k, top_p, min_p):
@@ -55,3 +56,14 @@ def test_ties_at_the_cut_survive_together():
     for top_k, survivors in ((3, 10), (11, V), (CANDIDATES + 1, V)):
         floor_R = cut(logits, ones, jnp.asarray([top_k]), ones, zeros)
         assert int(jnp.sum(logits >= floor_R[:, None])) == survivors
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (1, 1.0), (300, 1.0), (0, 0.5), (0, 0.999), (40, 0.9)])
+def test_both_forms_cut_alike(top_k, top_p):
+    """That of CPUs and that of accelerators, which a CPU does not run by itself."""
+    logits, rows = jnp.asarray(LOGITS), len(LOGITS)
+    top_R, ones = jnp.max(logits, axis=-1), jnp.ones(rows)
+    likelihood = jnp.exp(logits - top_R[:, None])
+    arguments = logits, likelihood, top_R, ones, jnp.full(rows, top_k), jnp.full(rows, top_p)
+    near, far = (np.asarray(form(*arguments))[:, None] for form in FORMS)
+    assert np.sum(near <= LOGITS, axis=1).tolist() == np.sum(far <= LOGITS, axis=1).tolist()

@@ -1,9 +1,11 @@
 """Log-probabilities are those of the raw softmax, computed here in float64, whatever else changed the choice."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from serving.engine.largest import largest_by_turns
 from serving.engine.slot_state import empty_slots
 from serving.request import MAX_LOGPROBS, SamplingParams
 from tests.sampler import VOCAB, rows, sample_all, written
@@ -55,3 +57,9 @@ def test_ties_are_in_the_order_of_ids_and_a_small_vocabulary_has_no_more_than_it
 def test_nobody_asked_and_nothing_is_computed():
     _, logprobs = sample_all(jnp.asarray(LOGITS), rows(3), empty_slots(1, VOCAB))
     assert not np.asarray(logprobs.logprobs_RX).any()
+
+
+def test_accelerators_find_the_same_rivals():
+    """The form that a CPU does not run by itself; ties are in the order of token ids."""
+    logits = jnp.asarray(np.round(LOGITS) + 0.0)  # no -0, which is sorted below 0
+    np.testing.assert_array_equal(largest_by_turns(logits, MAX_LOGPROBS), jax.lax.top_k(logits, MAX_LOGPROBS)[1])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serving.engine.sampling import RowSampling
+from serving.engine.sampling import RowSampling, draw_from_all
 from tests.sampler import CHI_SQUARE_LIMIT, DRAWS, VOCAB, assert_follows, draw, rows
 
 
@@ -43,6 +43,14 @@ def test_draws_follow_the_distribution(params):
     logits = np.random.default_rng(3).standard_normal(VOCAB).astype(np.float32) * 1.5
     tokens = draw(jnp.tile(logits, (DRAWS, 1)), rows(DRAWS, **params))
     assert_follows(tokens, expected_probabilities(logits, **params))
+
+
+def test_one_draw_of_all_tokens_follows_the_distribution_too():
+    """The form of accelerators, which a CPU does not run by itself."""
+    probabilities = expected_probabilities(np.linspace(-3, 3, VOCAB, dtype=np.float32), 1.0, 30, 1.0, 0.0)
+    mass = jnp.tile(jnp.asarray(probabilities, jnp.float32), (DRAWS, 1))
+    where = rows(DRAWS)
+    assert_follows(np.asarray(draw_from_all(mass, where.seed_R2, where.position_R)), probabilities)
 
 
 def test_the_chi_square_test_can_fail():
