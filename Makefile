@@ -5,6 +5,7 @@
 #   make bench            one JSON line of figures
 #   make bench-quality    what quantised weights and caches cost in quality, a table and a JSON line
 #   make bench-gateway    what the gateway costs, in front of a replica that emits scripted tokens
+#   make budgets          what the TPU compiler makes of each deployment's decode steps, written anew (minutes)
 #   make peers            tables beside vLLM and llama.cpp (installs them; hours)
 #   make lock / proto     renew the lock files / the generated gRPC code
 
@@ -24,7 +25,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 PROTO := serving/replica/proto/replica.proto
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
 
-.PHONY: serve chat test test-fast check bench bench-quality bench-gateway peers lock proto
+.PHONY: serve chat test test-fast check bench bench-quality bench-gateway budgets peers lock proto
 
 serve: $(VENV)/.installed
 	@$(BIN)/podstream serve --port $(PORT)
@@ -63,6 +64,9 @@ bench-quality: $(VENV)/.installed-dev
 bench-gateway: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.bench.gateway
 
+budgets: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.tpu_configs.records
+
 peers: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.bench.peers
 
@@ -71,7 +75,7 @@ proto: $(VENV)/.installed-dev
 
 lock: $(VENV)/.installed-dev
 	$(LOCK) --upgrade --output-file requirements.lock
-	$(LOCK) --extra dev --extra tracing --constraint requirements.lock --output-file requirements-dev.lock
+	$(LOCK) --extra dev --extra tracing --extra aot --constraint requirements.lock --output-file requirements-dev.lock
 
 # Wheels are checked against the hashes of the lock; podstream itself is installed in place.
 $(VENV)/.installed: requirements.lock pyproject.toml | $(BIN)/python

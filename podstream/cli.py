@@ -254,6 +254,29 @@ def profile(
 
 
 @app.command()
+def check(
+    what: Annotated[str, typer.Argument(metavar="DEPLOYMENT|MODEL", help="A deployment, or a model with --slice.")],
+    slice_name: Annotated[str | None, typer.Option("--slice", help="Of tpu_configs, such as v6e-8.")] = None,
+    mesh: Annotated[str | None, typer.Option(help="Of one replica; default: all devices that divide it.")] = None,
+    dtype: opt.Dtype = None,
+    quantize: opt.Quantize = None,
+    kv_dtype: opt.KvDtype = None,
+    slots: Annotated[int | None, typer.Option(help="Requests that decode at once.")] = None,
+    max_seq_len: opt.MaxSeqLen = None,
+    save: Annotated[
+        str | None, typer.Option(metavar="URL", help="Keep the programs for --compile-cache of a replica.")
+    ] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Compile a deployment for a TPU slice that is not here, and print its budget and predicted speed."""
+    from podstream.checking import check as run_check
+
+    changes = {"mesh": mesh, "dtype": dtype, "quantize": quantize, "kv_dtype": kv_dtype, "slots": slots,
+               "max_seq_len": max_seq_len}  # fmt: skip
+    run_check(what, slice_name, changes, print, lambda text: print(text, file=sys.stderr), save=save, as_json=as_json)
+
+
+@app.command()
 def plan(
     rps: Annotated[float, typer.Option(help="Requests per second.")] = 2000.0,
     concurrent: Annotated[int, typer.Option(help="Answers that are written at once.")] = 20_000,

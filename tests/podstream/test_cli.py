@@ -12,7 +12,8 @@ def podstream(*arguments):
 def test_help_needs_nothing_heavy():
     code = (
         "import sys\nfrom podstream.cli import app\n"
-        "for command in ['serve', 'replica', 'gateway', 'import', 'chat', 'top', 'profile', 'plan', 'version']:\n"
+        "for command in ['serve', 'replica', 'gateway', 'import', 'chat', 'top', 'profile', 'check', 'plan',"
+        " 'version']:\n"
         "    try:\n        app([command, '--help'])\n    except SystemExit as end:\n        assert end.code == 0\n"
         f"assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)"
     )

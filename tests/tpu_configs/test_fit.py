@@ -3,6 +3,7 @@
 import pytest
 
 from serving.errors import ConfigError
+from tpu_configs import topology
 from tpu_configs.catalog import ad_hoc, deployment, deployments
 from tpu_configs.chip import GIB
 from tpu_configs.fit import check_fit, missing_bytes, room_bytes, sequences
@@ -41,3 +42,9 @@ def test_room_is_what_weights_a_reserve_and_temporaries_leave():
     found = deployment("llama-3.1-70b-v6e-8")
     expected = 31.25 * GIB * 0.94 - Sizes.of(found).weight_bytes
     assert room_bytes(found) == pytest.approx(expected, abs=2)
+
+
+def test_without_the_tpu_compiler_a_sentence_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(topology, "has_libtpu", lambda: False)
+    with pytest.raises(ConfigError, match=r"libtpu, is not installed: pip install 'podstream\[aot\]'"):
+        topology.describe_devices(deployment("llama-3.1-8b-v6e-1").slice)
