@@ -50,9 +50,10 @@ class Ahead:
     def of(cls, deployment: Deployment) -> "Ahead":
         """Raises ConfigError when it cannot fit, before anything is compiled."""
         check_fit(deployment)
-        settings, model = deployment.settings, deployment.model
+        settings = deployment.settings
         mesh = make_mesh(deployment.mesh, describe_devices(deployment.slice))
-        rules = choose_rules(model, deployment.mesh)
+        rules = choose_rules(deployment.model, deployment.mesh)
+        model = rules.served(deployment.model)
         check_attention(*attention_needs(settings.engine, model, mesh, rules, settings.dtype, settings.max_seq_len))
         weights = abstract_params(model, mesh, rules, settings.dtype, choose_quantization(settings.quantize, None))
         card = ModelCard(settings.model, model, TextAssets("{}"), GenerationDefaults(()), "described")

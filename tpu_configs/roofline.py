@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tpu_configs.chip import Chip
 from tpu_configs.deployment import Deployment
-from tpu_configs.sizes import Sizes
+from tpu_configs.sizes import BYTES, Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def decode_step(deployment: Deployment, rows: int, context: float, assumed: Assu
     each layer adds up what its devices found twice."""
     sizes, model = Sizes.of(deployment), deployment.model
     hbm_bytes = sizes.read_bytes(rows) + rows * sizes.kv_read_bytes(context)
-    sent, hops = all_reduce_cost(rows * model.embed_dim * 4, deployment.mesh.tensor)
+    sent, hops = all_reduce_cost(rows * model.embed_dim * BYTES[sizes.dtype], deployment.mesh.tensor)
     sums = 2 * model.num_layers
     return step_time(deployment.slice.chip, hbm_bytes, sizes.flops(rows, context), sums * sent, sums * hops, assumed)
 
