@@ -2,7 +2,8 @@
 #   make serve            fetch the demo model and serve it       PORT=8123 make serve
 #   make test             all tests                               PYTHON=python3.12 make test
 #   make check            format, lint, types, import contracts, generated code
-#   make bench            one JSON line of figures
+#   make bench            all tables, the three parts below included; hours
+#   make bench-serve      the demo model served, one JSON line of figures; minutes
 #   make bench-quality    what quantised weights and caches cost in quality, a table and a JSON line
 #   make bench-gateway    what the gateway costs, in front of a replica that emits scripted tokens
 #   make budgets          what the TPU compiler makes of each deployment's decode steps, written anew (minutes)
@@ -25,7 +26,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 PROTO := serving/replica/proto/replica.proto
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
 
-.PHONY: serve chat test test-fast check bench bench-quality bench-gateway budgets peers lock proto
+.PHONY: serve chat test test-fast check bench bench-serve bench-quality bench-gateway budgets peers lock proto
 
 serve: $(VENV)/.installed
 	@$(BIN)/podstream serve --port $(PORT)
@@ -55,7 +56,12 @@ check: $(VENV)/.installed-dev
 	@diff -r -x '*.proto' -x '__init__.py' -x '__pycache__' serving/replica/proto build/proto/serving/replica/proto \
 		|| { echo "The generated gRPC code differs from $(PROTO): run make proto."; exit 1; }
 
-bench: $(VENV)/.installed-dev
+bench: bench-serve bench-quality bench-gateway peers
+	@$(BIN)/python -m tests.bench.schedulers
+	@$(BIN)/python -m tests.bench.roofline
+	@$(BIN)/python -m tests.bench.roofline --dtype bfloat16
+
+bench-serve: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.bench.serve
 
 bench-quality: $(VENV)/.installed-dev

@@ -1,4 +1,4 @@
-"""`make bench`: the real programs with the demo model, as one JSON line on stdout; progress goes to stderr.
+"""`make bench-serve`: the real programs with the demo model, as one JSON line on stdout; progress goes to stderr.
 
 Absolute figures of a shared machine drift: compare runs that lie side by side, as ratios.
 """
