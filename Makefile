@@ -41,7 +41,7 @@ FAST = $(BOTH) -m "not (e2e or slow)"
 test: $(VENV)/.installed-dev
 	$(FAST)
 	$(BOTH) -m "slow and not e2e"
-	$(BOTH) -m e2e
+	$(BOTH) --no-loadscope-reorder -m e2e
 
 test-fast: $(VENV)/.installed-dev
 	$(FAST)

@@ -30,6 +30,15 @@ def demo_model() -> Path:
 ONE_SERVER = ("test_first_light", "test_answer_format", "test_readme")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process starts the shared server, which compiles, while the other runs what needs none."""
+
+    def turn(item: pytest.Item) -> int:
+        return 0 if item.path.stem in ONE_SERVER else 1 + ("server" in getattr(item, "fixturenames", ()))
+
+    items.sort(key=turn)
+
+
 class TogetherScheduling(LoadScopeScheduling):
     """In two processes: tests that share compiled programs or a server stay together, the others go by file. The slow
     ones compile their own."""

@@ -32,23 +32,26 @@ def eventually(condition, timeout_s=30):
         time.sleep(0.05)
 
 
-def test_a_killed_replica_ends_streams_with_an_error_and_comes_back(demo_model, compile_cache):
-    with serving(demo_model, compile_cache, *SMALL) as server:
-        stream = long_stream(server)
-        next(stream)
-        killed = server.pid_of("replica")
-        os.kill(killed, signal.SIGKILL)
-        with pytest.raises(openai.APIError, match="replica"):
-            for _ in stream:
-                pass
-        assert httpx.get(f"{server.url}/ready").status_code == 503
-        assert httpx.get(f"{server.url}/health").status_code == 200, "the gateway stays up"
-        with pytest.raises(openai.InternalServerError) as caught:
-            server.client.chat.completions.create(model="smollm2-135m-instruct", **LONG)
-        assert caught.value.status_code == 503
-        server.wait_until_ready(120)
-        assert server.pid_of("replica") not in (None, killed)
-        assert server.client.chat.completions.create(model=server.model, **{**LONG, "max_tokens": 5}).usage
+def files_in(folder):
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_killed_replica_ends_streams_with_an_error_and_comes_back(server):
+    stream = long_stream(server)
+    next(stream)
+    killed = server.pid_of("replica")
+    os.kill(killed, signal.SIGKILL)
+    with pytest.raises(openai.APIError, match="replica"):
+        for _ in stream:
+            pass
+    assert httpx.get(f"{server.url}/ready").status_code == 503
+    assert httpx.get(f"{server.url}/health").status_code == 200, "the gateway stays up"
+    with pytest.raises(openai.InternalServerError) as caught:
+        server.client.chat.completions.create(model="smollm2-135m-instruct", **LONG)
+    assert caught.value.status_code == 503
+    server.wait_until_ready(120)
+    assert server.pid_of("replica") not in (None, killed)
+    assert server.client.chat.completions.create(model=server.model, **{**LONG, "max_tokens": 5}).usage
 
 
 def test_a_client_that_leaves_frees_its_slot_and_pages(server):
@@ -60,8 +63,10 @@ def test_a_client_that_leaves_frees_its_slot_and_pages(server):
     assert server.metric("vllm:kv_cache_usage_perc") == 0
 
 
-def test_sigterm_lets_streams_finish_and_refuses_new_ones(demo_model, compile_cache):
+def test_a_second_start_compiles_nothing_and_sigterm_lets_streams_finish(server, demo_model, compile_cache):
+    kept = files_in(compile_cache)
     with serving(demo_model, compile_cache, *SMALL, "--drain-s", "60") as server:
+        assert files_in(compile_cache) == kept, "all programs were there"
         model = server.model
         stream = server.client.chat.completions.create(
             model=model, stream=True, **{**LONG, "max_tokens": 150}, extra_body={"ignore_eos": True}
