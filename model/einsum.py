@@ -17,6 +17,7 @@ def einsum(spec: str, x: jax.Array, w: jax.Array, *, is_summed: bool = False) ->
         return wide(x, w)
 
     def narrow(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.einsum(spec, x, w).astype(jnp.float32)
+        # or XLA would widen first and add up then
+        return jax.lax.optimization_barrier(jnp.einsum(spec, x, w)).astype(jnp.float32)
 
     return jax.lax.platform_dependent(x, w, cpu=wide, default=narrow)

@@ -139,21 +139,23 @@ def _experts_apart(mesh: Mesh) -> ExpertsFn:
 def _gate_up_specs(gate_up: Any, tensor: str | None) -> Any:
     """Of the weight as `model.experts.run_experts` takes it: its outputs are split."""
     if isinstance(gate_up, Stacked):
-        scale = None if gate_up.scale_LZC1O is None else PartitionSpec(None, EXPERT, None, None, tensor)
-        return replace(
-            gate_up, matrices_LZCOI=PartitionSpec(None, EXPERT, None, tensor), scale_LZC1O=scale, layer=PartitionSpec()
-        )
+        return _stacked_specs(gate_up, tensor, tensor)
     return jax.tree.map(lambda leaf: _spec(leaf, (EXPERT, None, None, tensor)), gate_up)
 
 
 def _down_specs(down: Any, tensor: str | None) -> Any:
     """Its inputs are split."""
     if isinstance(down, Stacked):
-        scale = None if down.scale_LZC1O is None else PartitionSpec(None, EXPERT)
-        return replace(
-            down, matrices_LZCOI=PartitionSpec(None, EXPERT, None, tensor), scale_LZC1O=scale, layer=PartitionSpec()
-        )
+        return _stacked_specs(down, tensor, None)
     return jax.tree.map(lambda leaf: _spec(leaf, (EXPERT, tensor, None)), down)
+
+
+def _stacked_specs(weight: Stacked, tensor: str | None, of_scale: str | None) -> Any:
+    """The axis before the last is split: outputs of a pair of matrices, inputs of one (see `Stacked`)."""
+    specs: dict[str, Any] = {"matrices_LZCOI": PartitionSpec(None, EXPERT, None, tensor), "layer": PartitionSpec()}
+    if weight.scale_LZC1O is not None:
+        specs["scale_LZC1O"] = PartitionSpec(None, EXPERT, None, None, of_scale)
+    return replace(weight, **specs)
 
 
 def _can_split_mlp(gate_up: Any, down: Any, num: int) -> bool:

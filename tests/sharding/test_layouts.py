@@ -1,5 +1,6 @@
 """Weights as a TPU reads them: the same numbers in another order of memory."""
 
+from dataclasses import dataclass
 from math import prod
 
 import jax
@@ -10,10 +11,12 @@ import pytest
 from model.attention import dense_attention
 from model.config import ModelConfig
 from model.quantization import Quantization
+from model.seams import ONE_DEVICE
 from sharding.layouts import as_matrices, matrix_order, matrix_tiling
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params, bind, init_params, param_specs
 from sharding.rules import choose_rules
+from sharding.seams import seams_over
 from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
 
@@ -51,6 +54,36 @@ def test_a_model_says_the_same_whatever_the_order():
     np.testing.assert_allclose(jax.jit(logits)(plain), jax.jit(logits)(laid), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["tensor=4", "expert=2,tensor=2", "data=2,expert=2", "stage=2,tensor=2"])
+def test_experts_as_a_tpu_multiplies_with_them_say_the_same_on_any_mesh(mesh):
+    """The kernel is interpreted."""
+    model, spec = ModelConfig.tiny(num_experts=4, experts_per_token=2), MeshSpec.parse(mesh)
+    plain, tokens, positions = init_params(model), jnp.arange(6), jnp.arange(6)
+    device_mesh, rules = make_mesh(spec), choose_rules(model, spec)
+    abstract = abstract_params(model, device_mesh, rules, "float32")
+
+    @dataclass(frozen=True)
+    class Dense:
+        """Attention that stores nothing, in stages too."""
+
+        def __call__(self, *arguments, **rest):
+            return dense_attention(jnp.zeros(6, jnp.int32), positions)(*arguments, **rest)
+
+        def only_if(self, is_live):
+            return self
+
+    jax.tree_util.register_static(Dense)
+
+    def logits(params, seams):
+        return bind(model, params, seams)(tokens, positions, Dense())[0]
+
+    expected = jax.jit(lambda params: logits(params, ONE_DEVICE))(plain)
+    laid = as_matrices(jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), plain, abstract), model)
+    got = jax.jit(lambda params: logits(params, seams_over(device_mesh)))(laid)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_described_weights_are_split_as_before(quantize):
     spec = MeshSpec(tensor=2)
@@ -73,7 +106,7 @@ def test_matrices_of_experts_stay_together(quantize):
     abstract = abstract_params(model, make_mesh(spec), choose_rules(model, spec), "bfloat16", quantization)
     mlp = as_matrices(abstract, model)["layers"]["mlp"]
     assert mlp["gate_up"].matrices_LZCOI.shape == (2, 4, 2, 96, 48)
-    assert mlp["gate_up"].matrices_LZCOI.sharding.spec[3] == ("tensor",)
+    assert mlp["gate_up"].matrices_LZCOI.sharding.spec[3] == "tensor"
     assert mlp["down"].matrices_LZCOI.shape == (2, 4, 1, 96, 48)
-    assert mlp["down"].matrices_LZCOI.sharding.spec[3] == ("tensor",)
+    assert mlp["down"].matrices_LZCOI.sharding.spec[3] == "tensor"
     assert (mlp["down"].scale_LZC1O is None) == (quantize is None)
