@@ -93,12 +93,11 @@ def test_a_batch_prompt_that_would_hold_people_up_waits_for_the_floor():
     assert len(dearest.decode) == 3 and chunks(dearest) == [(new, 0, TILE)], "something always goes on"
 
 
-def test_a_persons_prompt_is_cut_where_others_decode():
+def test_a_persons_prompt_has_the_whole_chunk_whatever_it_costs():
     world, _ = crowd(batch=0)
     new = world.wait(24)
-    assert chunks(world.plan(step=1, costs=Costs(row=0.3, tile=2.0))) == [(new, 0, 8)]
-    assert chunks(world.plan(step=1, costs=DEAR)) == [(new, 0, 24)]
-    assert chunks(world.plan(step=1, costs=Unknown())) == [(new, 0, 24)]
+    for costs in (Costs(row=0.3, tile=2.0), Dearest(), Unknown()):
+        assert chunks(world.plan(step=1, costs=costs)) == [(new, 0, 24)]
 
 
 def test_a_promoted_sequence_decodes_with_people_and_its_prompt_holds_nobody_up():
@@ -145,7 +144,7 @@ def test_times_are_known_by_size_after_the_first_run_and_a_larger_step_corrects_
     st.builds(Costs, st.floats(0.1, 5), st.floats(0, 1), st.floats(0, 5)), st.integers(1, 300),
 )  # fmt: skip
 @settings(max_examples=150, deadline=None)
-def test_a_step_is_never_longer_than_agreed(people, batch, prompts, costs, step):
+def test_batch_work_makes_no_step_longer_than_agreed(people, batch, prompts, costs, step):
     world, _ = crowd(people, batch)
     for prompt, priority in prompts:
         world.wait(prompt, priority=priority)
@@ -156,7 +155,6 @@ def test_a_step_is_never_longer_than_agreed(people, batch, prompts, costs, step)
     own_tiles = sum(pages_for(c.length, TILE) for c in first)
     tiles = sum(pages_for(c.length, TILE) for c in plan.prefill)
     rows, prefill_s = len(plan.decode) + bool(plan.prefill), LIMITS.share_prefill * costs.of_step(people, 0)
-    assert own_tiles <= 1 or costs.of_step(people + 1, own_tiles) <= prefill_s + 1e-9
     most = costs.of_step(people + bool(first), own_tiles) * (LIMITS.share_first if first else LIMITS.share)
     least = (0, 0)
     if step % LIMITS.floor_every == 0:
