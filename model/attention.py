@@ -82,7 +82,7 @@ class Attention(nnx.Module):
             window=_window(config.windows, layer),
             softcap=config.attention_softcap,
         )
-        return product("TNH,NHD->TD", out_TNH, self.out, is_summed=True), cache
+        return product("TNH,NHD->TD", out_TNH, self.out), cache
 
     def _project(self, x_TD: jax.Array) -> jax.Array:
         """Queries, keys and values. The weight may lie as one matrix (`sharding.layouts`)."""

@@ -47,6 +47,7 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[jax.Array, Any]:
         attended_TD, cache = self.attention(self.attention_norm(x_TD), rope, attend, cache, layer)
         x_TD = x_TD + (self.attention_out_norm(attended_TD) if self.is_sandwich else attended_TD)
+        x_TD = jax.lax.optimization_barrier(x_TD)  # or a TPU would add it up anew wherever it is read
         normed_TD = self.mlp_norm(x_TD)
         changed_TD = self.mlp(normed_TD, experts) if isinstance(self.mlp, ExpertMLP) else self.mlp(normed_TD)
         return x_TD + (self.mlp_out_norm(changed_TD) if self.is_sandwich else changed_TD), cache
@@ -75,7 +76,7 @@ class Embedding(nnx.Module):
         return quantized_rows(table, tokens_T) if isinstance(table, QArray) else table[tokens_T].astype(jnp.float32)
 
     def logits(self, x_RD: jax.Array) -> jax.Array:
-        return product("RD,VD->RV", x_RD, self.embedding)
+        return product("RD,VD->RV", x_RD, self.embedding, is_exact=True)
 
 
 class Head(nnx.Module):
@@ -84,7 +85,7 @@ class Head(nnx.Module):
         self.kernel = weight(rngs, shape, (axes.EMBED, axes.VOCAB), inputs=(0,))
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
-        return product("RD,DV->RV", x_RD, self.kernel)
+        return product("RD,DV->RV", x_RD, self.kernel, is_exact=True)
 
 
 class Decoder(nnx.Module):

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 
 
-def einsum(spec: str, x: jax.Array, w: jax.Array, *, is_summed: bool = False) -> jax.Array:
+def einsum(spec: str, x: jax.Array, w: jax.Array, *, is_exact: bool = False) -> jax.Array:
     """`jnp.einsum` of two arrays of one type, float32 out.
 
-    With `is_summed` devices that share the inputs add up what each of them found. Accelerators do that in the type of
-    the weights, as they multiply: half of the bytes travel, and lie in memory on their way.
+    Accelerators round sums to the type of the weights, as the next product would, unless `is_exact`: half of the bytes
+    lie in memory on their way, and travel where devices that share the inputs add up what each of them found.
     """
     wide = partial(jnp.einsum, spec, preferred_element_type=jnp.float32)
-    if not is_summed or w.dtype == jnp.float32:
+    if is_exact or w.dtype == jnp.float32:
         return wide(x, w)
 
     def narrow(x: jax.Array, w: jax.Array) -> jax.Array:

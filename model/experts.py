@@ -36,7 +36,7 @@ class ExpertMLP(nnx.Module):
 
     def _route(self, x_TD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Each token's experts, int32[T, E], and how much each of them counts."""
-        weights_TZ = jax.nn.softmax(product("TD,DZ->TZ", x_TD, self.router), axis=-1)
+        weights_TZ = jax.nn.softmax(product("TD,DZ->TZ", x_TD, self.router, is_exact=True), axis=-1)
         shares_TE, experts_TE = jax.lax.top_k(weights_TZ, self.config.experts_per_token)
         if self.config.norm_expert_shares:
             shares_TE = shares_TE / jnp.sum(shares_TE, axis=-1, keepdims=True)

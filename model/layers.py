@@ -38,19 +38,19 @@ def bias(rngs: nnx.Rngs, shape: Sequence[int], logical_axes: Sequence[str]) -> n
     return nnx.Param(values, logical_axes=tuple(logical_axes), inputs=())
 
 
-def product(spec: str, x: jax.Array, weight: nnx.Param[jax.Array], *, is_summed: bool = False) -> jax.Array:
+def product(spec: str, x: jax.Array, weight: nnx.Param[jax.Array], *, is_exact: bool = False) -> jax.Array:
     """`jnp.einsum` of activations with a weight, float32 out. The weight may be quantised, or packed for a CPU. For
-    `is_summed` see `model.einsum`."""
+    `is_exact` see `model.einsum`."""
     _check_inputs(spec, weight)
     w = weight.get_value()
     if isinstance(w, QArray):
-        return quantized_product(spec, x, w, is_summed=is_summed)
+        return quantized_product(spec, x, w, is_exact=is_exact)
     if isinstance(w, Packed):
         return packed_product(x, w)
     x = x.astype(w.dtype)
     if w.dtype == jnp.bfloat16 and x.shape[0] == 1:  # a CPU is eleven times faster with two rows than with one
-        return einsum(spec, jnp.repeat(x, 2, axis=0), w, is_summed=is_summed)[:1]
-    return einsum(spec, x, w, is_summed=is_summed)
+        return einsum(spec, jnp.repeat(x, 2, axis=0), w, is_exact=is_exact)[:1]
+    return einsum(spec, x, w, is_exact=is_exact)
 
 
 def is_merged(weight: nnx.Param[jax.Array], axes: int) -> bool:
@@ -97,9 +97,7 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x_TD: jax.Array) -> jax.Array:
         both_TCF = product("TD,DCF->TCF", x_TD, self.gate_up)
-        return product(
-            "TF,FD->TD", activate(self.activation, both_TCF[:, 0]) * both_TCF[:, 1], self.down, is_summed=True
-        )
+        return product("TF,FD->TD", activate(self.activation, both_TCF[:, 0]) * both_TCF[:, 1], self.down)
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | LinearScaling | None) -> jax.Array:

@@ -69,15 +69,15 @@ def stored_shapes(shape: Sequence[int], inputs: Sequence[int], form: WeightForma
     return divided(2), divided(form.group)
 
 
-def quantized_product(spec: str, x: jax.Array, weight: qwix.QArray, *, is_summed: bool = False) -> jax.Array:
+def quantized_product(spec: str, x: jax.Array, weight: qwix.QArray, *, is_exact: bool = False) -> jax.Array:
     """`jnp.einsum(spec, x, weight)`, float32 out, computed in the type of the scales."""
     operands, out = spec.split("->")
     letters = operands.split(",")[1]
     x = x.astype(weight.dtype)
     if weight.qvalue.dtype == jnp.uint8:
         last_input = max(axis for axis, letter in enumerate(letters) if letter not in out)
-        return einsum(spec, x, _dequantize_groups(weight, last_input), is_summed=is_summed)
-    product = einsum(spec, x, weight.qvalue.astype(weight.dtype), is_summed=is_summed)
+        return einsum(spec, x, _dequantize_groups(weight, last_input), is_exact=is_exact)
+    product = einsum(spec, x, weight.qvalue.astype(weight.dtype), is_exact=is_exact)
     kept = "".join(letter for letter in out if letter in letters)
     scale = jnp.einsum(f"{letters}->{kept}", weight.scale.astype(jnp.float32))  # drops the input axes of length 1
     return product * jnp.expand_dims(scale, [axis for axis, letter in enumerate(out) if letter not in letters])
