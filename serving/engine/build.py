@@ -137,12 +137,12 @@ def step_spec(config: EngineConfig, model: LoadedModel, draft: DraftSpec | None 
 
 
 def shapes_of(config: EngineConfig, model: LoadedModel) -> tuple[StepShape, ...]:
-    """All programs of an engine. A row more costs nothing where reading weights takes longer than multiplying with
-    them, but a program costs seconds to compile there: so there are few."""
+    """All programs of an engine. A row or a tile more costs little where reading weights takes longer than multiplying
+    with them, but a program takes long to compile there: so there are few, and one for prefill."""
     ladder = (
         Ladder()
         if model.mesh.devices.flat[0].platform == "cpu"
-        else Ladder(least=32, factor=4, least_tiles=4, beside_few=False)
+        else Ladder(least=32, factor=4, least_tiles=_max_tiles(config), beside_few=False)
     )
     return step_shapes(config.num_slots, _max_tiles(config), config.max_drafts, ladder)
 
