@@ -112,6 +112,10 @@ class FakeEngineLoop:
         return self._state
 
     @property
+    def failure(self):
+        return "the fake engine failed" if self._state is EngineState.FAILED else ""
+
+    @property
     def load(self):
         free = self._num_slots - len(self._running)
         return Load(len(self._running), len(self._waiting), free, self._num_slots, free, self._num_slots, 16)

@@ -18,6 +18,11 @@ class Matcher(Protocol):
         ...
 
     @property
+    def definition(self) -> str:
+        """What it was made from, for `GrammarCompiler.restore`."""
+        ...
+
+    @property
     def is_stopped(self) -> bool:
         """Nothing can follow: the answer is complete, or an error ended it."""
         ...
@@ -162,6 +167,11 @@ class EngineLoop(Protocol):
 
     @property
     def state(self) -> EngineState: ...
+
+    @property
+    def failure(self) -> str:
+        """Why it has failed, in one sentence for people; empty while it has not."""
+        ...
 
     @property
     def max_seq_len(self) -> int:

@@ -6,6 +6,7 @@ sequence that turns out to have ended may get tokens too many, which are dropped
 """
 
 from collections.abc import Callable, Iterable
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ from serving.engine.slot_state import sequence_packets
 from serving.engine.speculation import NO_DRAFTS, Drafts, Speculation
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import StepRecord, StepRing
-from serving.engine.trip_times import TripTimes
+from serving.engine.trip_times import Measured, TripTimes
 from serving.engine.trips import ENDED
 from serving.errors import DeadlineExceeded, Overloaded, ServiceError
 from serving.request import FinishReason, Load
@@ -80,6 +81,11 @@ class Engine:
         self.ring = StepRing()
         self._counts = EngineCounts()
         self._num_plans = 0
+        self.took_s = 0.0
+        """Seconds of the newest call that has been read: what the next step learns from it."""
+        self._measured: Measured | None = None
+        self.digest: int | None = None
+        """Of all that went to the device and of all tokens that came back, if it is set to 0 before the first step."""
 
     @property
     def has_work(self) -> bool:
@@ -141,10 +147,11 @@ class Engine:
             window=spec.config.window if self._programs.draft is None else None,
         )
 
-    def step(self, now: float = 0.0) -> tuple[SequenceOutput, ...]:
+    def step(self, now: float = 0.0, took_s: float | None = None) -> tuple[SequenceOutput, ...]:
         """Dispatch the next step, then hand out the tokens of the one before. Deadlines before `now`, in monotonic
-        seconds, have passed."""
+        seconds, have passed. `took_s` is another engine's, to be taken for this one's."""
         self._clock.start_step()
+        self._learn_time(self.took_s if took_s is None else took_s)
         outputs = [self._finish_late(sequence, now) for sequence in self._roster.waiting.overdue(now)]
         self._roster.trim()
         plan = self._plan()
@@ -154,6 +161,7 @@ class Engine:
             dispatched, self._in_flight = self._in_flight, dispatched
         if dispatched is not None:
             tokens_RI = self._clock.wait_for(dispatched.read_tokens)
+            self._add_to_digest(tokens_RI)
             self._note_time(dispatched, tokens_RI)
             outputs += commit_tokens(dispatched, tokens_RI, self._roster, self._counts, self._speculation)
         self.ring.end(*self._clock.end_step())
@@ -212,6 +220,7 @@ class Engine:
         packed = build_batch(
             plan, self._programs.spec.layout(shape), self._roster.table, self._roster.slots, self._roster.settings
         )
+        self._add_to_digest(packed)
         results = self._programs.run(shape, packed, self._write_masks(plan, shape))
         step = InFlight.of(
             plan, self._roster.slots, *results, self._clock.now(), self._limits.tile_tokens, self._pooling
@@ -244,13 +253,25 @@ class Engine:
         return masks_RW
 
     def _note_time(self, step: InFlight, tokens_RI: NDArray[np.int32]) -> None:
-        call_s = self._clock.end_call(step.dispatched_s)
-        if step.is_timed:
-            num_trips = 1 if step.num_tiles else int(np.count_nonzero(tokens_RI.max(axis=0) != ENDED))
-            if step.num_drafts_r is None:
-                self._trip_times.note(step.num_rows, call_s, num_trips, step.num_tiles)
-            else:  # nothing was dispatched meanwhile, so the host's time comes on top
-                self._verify_times.note(step.num_rows, call_s + self._clock.last_host_s, min(num_trips, 1))
+        """To be learned from by the next step, when all hosts know what the first one has measured."""
+        self.took_s = self._clock.end_call(step.dispatched_s)
+        if not step.is_timed:
+            return
+        num_trips = 1 if step.num_tiles else int(np.count_nonzero(tokens_RI.max(axis=0) != ENDED))
+        if step.num_drafts_r is None:
+            self._measured = Measured(self._trip_times, step.num_rows, num_trips, step.num_tiles)
+        else:  # nothing was dispatched meanwhile, so the host's time comes on top
+            self.took_s += self._clock.last_host_s
+            self._measured = Measured(self._verify_times, step.num_rows, min(num_trips, 1))
+
+    def _learn_time(self, took_s: float) -> None:
+        if self._measured is not None:
+            self._measured.note(took_s)
+            self._measured = None
+
+    def _add_to_digest(self, numbers: NDArray[np.int32]) -> None:
+        if self.digest is not None:
+            self.digest = crc32(np.ascontiguousarray(numbers).data, self.digest)
 
     def _finish_late(self, sequence: Sequence, now: float) -> SequenceOutput:
         late_s = now - (sequence.request.deadline or now)

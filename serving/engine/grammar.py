@@ -46,8 +46,9 @@ def _limits() -> llguidance.LLParserLimits:
 class Matcher:
     """Implements `serving.engine.api.Matcher`."""
 
-    def __init__(self, native: llguidance.LLMatcher) -> None:
+    def __init__(self, native: llguidance.LLMatcher, definition: str) -> None:
         self.native = native
+        self.definition = definition
 
     @property
     def is_stopped(self) -> bool:
@@ -61,7 +62,7 @@ class Matcher:
         return self.native.consume_token(token_id)
 
     def copy(self) -> "Matcher":
-        return Matcher(self.native.deep_copy())
+        return Matcher(self.native.deep_copy(), self.definition)
 
 
 class MaskWriter:
@@ -107,14 +108,21 @@ class GrammarCompiler:
             calls = call_rules(dialect, functions, grammar.max_calls, self._added()) if grammar.max_calls else None
             if in_thought or calls is not None:
                 definition = _around(definition, calls, in_thought=in_thought)
-            native = llguidance.LLMatcher(self._tokens(), definition, log_level=0, limits=_limits())
+            native = self._native(definition)
         except ValueError as error:
             raise _refuse(grammar, str(error)) from error
         if not native.is_error():
             native.compute_bitmask()  # some grammars fail only here
         if native.is_error():
             raise _refuse(grammar, native.get_error())
-        return Matcher(native)
+        return Matcher(native, definition)
+
+    def restore(self, definition: str) -> Matcher:
+        """A matcher of the same definition as one that was compiled, at the start of an answer."""
+        return Matcher(self._native(definition), definition)
+
+    def _native(self, definition: str) -> llguidance.LLMatcher:
+        return llguidance.LLMatcher(self._tokens(), definition, log_level=0, limits=_limits())
 
     def _tokens(self) -> llguidance.LLTokenizer:
         """Built by the first who needs it (a tenth of a second or more): most services never do."""

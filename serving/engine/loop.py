@@ -7,11 +7,15 @@
 5. A step that raises fails the requests that had begun, and the engine starts anew with empty pages: what lies on the
    device is not to be trusted. After `MAX_FAILURES` in a row without a token in between it fails for good.
    What the last steps planned is written to a file, also when the thread itself crashes.
+
+Where several hosts share a mesh, this is the thread of host 0: the others hear what it takes in before each step, and
+there a step that raises is the end of them all, since what the others have on their devices is unknown.
 """
 
 import dataclasses
 import logging
 import queue
+import secrets
 import tempfile
 import threading
 import time
@@ -22,8 +26,9 @@ from pathlib import Path
 from serving.engine import trace
 from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats
 from serving.engine.engine import Engine
+from serving.engine.inputs import Command, Peers, StepInputs
 from serving.errors import EngineFailed, ServiceError
-from serving.request import FinishReason, Load
+from serving.request import SEED_BITS, FinishReason, Load
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +39,23 @@ class _Stop:
     """Inbox message: end the thread."""
 
 
-_Message = EngineRequest | str | _Stop  # a plain string is the id of a request to abort
+_Message = Command | _Stop
 
 
 class EngineThread:
     """Implements `serving.engine.api.EngineLoop`."""
 
     def __init__(
-        self, engine: Engine, compiles_after_ready: Callable[[], int], crash_folder: Path | None = None
+        self,
+        engine: Engine,
+        compiles_after_ready: Callable[[], int],
+        crash_folder: Path | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        """What a crash leaves behind goes to `crash_folder`, or where this machine keeps temporary files."""
+        """What a crash leaves behind goes to `crash_folder`, or where this machine keeps temporary files. `peers` are
+        the other hosts of the mesh."""
         self._engine = engine
+        self._peers = peers
         self._crash_folder = crash_folder or Path(tempfile.gettempdir()) / "podstream-crashes"
         self._compiles_after_ready = compiles_after_ready
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
@@ -58,7 +69,14 @@ class EngineThread:
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        """A lost host ends all: the step in progress may wait for it for ever."""
+        return EngineState.FAILED if self._peers is not None and self._peers.failure else self._state
+
+    @property
+    def failure(self) -> str:
+        if self._peers is not None and self._peers.failure:
+            return self._peers.failure
+        return "the engine failed; its log says why" if self._state is EngineState.FAILED else ""
 
     @property
     def max_seq_len(self) -> int:
@@ -98,7 +116,7 @@ class EngineThread:
 
     def stop(self) -> None:
         self._inbox.put(_Stop())
-        if self._thread is not None:
+        if self._thread is not None and not (self._peers is not None and self._peers.failure):
             self._thread.join()
 
     def _live(self, on_step: Callable[[StepOutput], None]) -> None:
@@ -111,13 +129,23 @@ class EngineThread:
             self._dump_steps()
 
     def _run(self, on_step: Callable[[StepOutput], None]) -> None:
+        if self._peers is not None:
+            self._engine.digest = 0
         while True:
-            outputs, stopping = self._read_inbox()
+            commands, stopping = self._read_inbox()
+            inputs = StepInputs(commands, time.monotonic(), self._engine.took_s)
+            steps = self._state is EngineState.READY and not stopping
+            if steps and self._peers is not None:
+                inputs = dataclasses.replace(inputs, commands=tuple(map(_with_seed, commands)))
+                self._peers.send(inputs)
+            outputs = [ended for command in inputs.commands if (ended := self._take_in(command)) is not None]
+            if steps:
+                outputs += self._step(inputs)
             if stopping:
                 outputs += self._engine.fail_all(EngineFailed("the engine is stopping."))
                 self._state = EngineState.STOPPED
-            elif self._state is EngineState.READY:
-                outputs += self._step()
+                if self._peers is not None:
+                    self._peers.stop()
             self._load = self._engine.load
             if outputs:
                 on_step(StepOutput(tuple(outputs), self._load, self._stats()))
@@ -127,28 +155,33 @@ class EngineThread:
     def _stats(self) -> StepStats:
         return dataclasses.replace(self._engine.stats, num_compiles_after_ready=self._compiles_after_ready())
 
-    def _step(self) -> list[SequenceOutput]:
+    def _step(self, inputs: StepInputs) -> list[SequenceOutput]:
         self._step_began = time.monotonic()
         try:
-            return self._run_step()
+            return self._run_step(inputs)
         finally:
             self._step_began = 0.0
 
-    def _run_step(self) -> list[SequenceOutput]:
+    def _run_step(self, inputs: StepInputs) -> list[SequenceOutput]:
         try:
             with trace.traced_step(self._engine.stats.num_steps) if self._tracing else nullcontext():
-                outputs = list(self._engine.step(time.monotonic()))
+                outputs = list(self._engine.step(inputs.now, inputs.took_s))
         except Exception as error:
             logger.exception("the step failed")
             self._dump_steps()
             return list(self._recover(_step_failed(error)))
         if outputs and any(output.token_ids for output in outputs):
             self._num_failures = 0
+        if self._peers is not None and self._engine.digest is not None:
+            self._peers.check(self._engine.digest)
         return outputs
 
     def _recover(self, failed: EngineFailed) -> tuple[SequenceOutput, ...]:
         self._num_failures += 1
-        if self._num_failures < MAX_FAILURES:
+        if self._peers is not None:
+            self._peers.fail(str(failed))
+            failed = EngineFailed(self._peers.failure)
+        elif self._num_failures < MAX_FAILURES:
             try:
                 outputs = self._engine.recover(failed)
             except Exception:
@@ -170,16 +203,14 @@ class EngineThread:
         else:
             logger.error("what the last %d steps planned is in %s", len(ring.records), path)
 
-    def _read_inbox(self) -> tuple[list[SequenceOutput], bool]:
-        """Act on all messages that are there; wait for one when there is nothing else to do."""
-        outputs: list[SequenceOutput] = []
+    def _read_inbox(self) -> tuple[tuple[Command, ...], bool]:
+        """All messages that are there, and whether to stop behind them; waits for one when there is nothing to do."""
+        commands: list[Command] = []
         for message in self._messages():
             if isinstance(message, _Stop):
-                return outputs, True
-            ended = self._engine.abort(message) if isinstance(message, str) else self._submit(message)
-            if ended is not None:
-                outputs.append(ended)
-        return outputs, False
+                return tuple(commands), True
+            commands.append(message)
+        return tuple(commands), False
 
     def _messages(self) -> Iterator[_Message]:
         idle = self._state is not EngineState.READY or not self._engine.has_work
@@ -190,18 +221,34 @@ class EngineThread:
         except queue.Empty:
             return
 
-    def _submit(self, request: EngineRequest) -> SequenceOutput | None:
-        try:
-            if self._state is not EngineState.READY:
-                raise EngineFailed("the engine has failed and takes no more requests.")
-            self._engine.submit(request)
-        except ServiceError as error:
-            return SequenceOutput(request.request_id, (), FinishReason.ERROR, error)
-        except Exception:  # of one request, before it was queued
-            logger.exception("request %s cannot be queued", request.request_id)
-            failed = EngineFailed("the request could not be queued; the log of the replica says why.")
-            return SequenceOutput(request.request_id, (), FinishReason.ERROR, failed)
-        return None
+    def _take_in(self, command: Command) -> SequenceOutput | None:
+        if not isinstance(command, str) and self._state is not EngineState.READY:
+            failed = EngineFailed("the engine has failed and takes no more requests.")
+            return SequenceOutput(command.request_id, (), FinishReason.ERROR, failed)
+        return take_in(self._engine, command)
+
+
+def take_in(engine: Engine, command: Command) -> SequenceOutput | None:
+    """Queue a request or abort one; returns its end, if that is it."""
+    if isinstance(command, str):
+        return engine.abort(command)
+    try:
+        engine.submit(command)
+    except ServiceError as error:
+        return SequenceOutput(command.request_id, (), FinishReason.ERROR, error)
+    except Exception:  # of one request, before it was queued
+        logger.exception("request %s cannot be queued", command.request_id)
+        failed = EngineFailed("the request could not be queued; the log of the replica says why.")
+        return SequenceOutput(command.request_id, (), FinishReason.ERROR, failed)
+    return None
+
+
+def _with_seed(command: Command) -> Command:
+    """A request without a seed gets one here, since each host would draw its own."""
+    if isinstance(command, str) or command.sampling.seed is not None:
+        return command
+    sampling = dataclasses.replace(command.sampling, seed=secrets.randbits(SEED_BITS))
+    return dataclasses.replace(command, sampling=sampling)
 
 
 def _step_failed(error: Exception) -> EngineFailed:

@@ -2,6 +2,7 @@
 and see what batch work costs those who stream beside it."""
 
 import math
+from dataclasses import dataclass
 
 _WEIGHT = 0.25  # of the newest measurement
 
@@ -46,6 +47,19 @@ class TripTimes:
         elif num_trips:
             trip_s = call_s / num_trips
             self._mean_s[size] = (1 - _WEIGHT) * self._mean_s.get(size, trip_s) + _WEIGHT * trip_s
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A call that has been read, whose time is to be noted."""
+
+    times: TripTimes
+    num_rows: int
+    num_trips: int
+    num_tiles: int = 0
+
+    def note(self, took_s: float) -> None:
+        self.times.note(self.num_rows, took_s, self.num_trips, self.num_tiles)
 
 
 def _size(num_rows: int, num_tiles: int = 0) -> Size:
