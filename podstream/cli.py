@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from model.card import ModelCard
     from serving.engine.api import EngineLoop
+    from serving.hosts.follower import Follower
+    from serving.hosts.leader import Hosts
 
 _ENGINE = EngineConfig(checkpoint="")
 _GATEWAY = GatewayConfig()
@@ -87,6 +89,7 @@ def serve(
     tools_file: opt.ToolsFile = _GATEWAY.tools_file,
     log_format: opt.LogFormat = _GATEWAY.log_format,
     otlp_traces: opt.OtlpTraces = _GATEWAY.otlp_traces,
+    num_processes: opt.CpuHosts = 1,
 ) -> None:
     """Serve a model: an OpenAI API on HOST:PORT. Ctrl-C lets running answers finish."""
     from rich.console import Console
@@ -106,7 +109,7 @@ def serve(
         host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s,
         tools_file=tools_file, log_format=log_format, otlp_traces=otlp_traces,
     )  # fmt: skip
-    run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console))
+    run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console), num_processes)
 
 
 @app.command()
@@ -140,17 +143,31 @@ def replica(
     drain_s: opt.DrainS = _REPLICA.drain_s,
     log_format: opt.LogFormat = _REPLICA.log_format,
     otlp_traces: opt.OtlpTraces = _REPLICA.otlp_traces,
+    coordinator: opt.Coordinator = _REPLICA.coordinator,
+    num_processes: opt.NumProcesses = _REPLICA.num_processes,
+    process_id: opt.ProcessId = _REPLICA.process_id,
+    join_s: opt.JoinS = _REPLICA.join_s,
     follow_parent: opt.FollowParent = False,
 ) -> None:
-    """Run one engine behind gRPC."""
-    from serving.replica.main import run
+    """Run one engine behind gRPC; or, as one of the hosts of a slice, its part of one."""
+    from podstream.home import Place, environment, place_in
 
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
         tool_dialect, reasoning, model_files, keys, embeddings,
     )  # fmt: skip
-    run(engine, ReplicaConfig(listen, drain_s, log_format, otlp_traces), _build_engine, follow_parent=follow_parent)
+    place = Place(coordinator, num_processes, process_id)
+    place = place_in(environment()) if place == Place() else place
+    config = ReplicaConfig(listen, drain_s, log_format, otlp_traces, *place, join_s)
+    if config.process_id > 0:
+        from serving.hosts.follower import run as follow
+
+        follow(engine, config, _follow, follow_parent=follow_parent)
+    else:
+        from serving.replica.main import run
+
+        run(engine, config, _build_engine, follow_parent=follow_parent)
 
 
 @app.command()
@@ -319,12 +336,27 @@ def _demo_checkpoint(console: "Console") -> "Path":
     return ensure_demo_model(home(), console)
 
 
-def _build_engine(config: EngineConfig, progress: Callable[[str], None]) -> "tuple[EngineLoop, ModelCard]":
+def _build_engine(
+    config: EngineConfig, progress: Callable[[str], None], hosts: "Hosts | None"
+) -> "tuple[EngineLoop, ModelCard]":
     """Runs in the loading thread: importing JAX takes seconds, and the replica answers meanwhile."""
     progress("importing JAX")
+    if hosts is not None:
+        from serving.hosts.build import build_leader
+
+        return build_leader(config, progress, hosts)
     from serving.engine.build import build_engine
 
     return build_engine(config, progress)
+
+
+def _follow(
+    config: EngineConfig, replica: ReplicaConfig, progress: Callable[[str], None], follower: "Follower"
+) -> None:
+    progress("importing JAX")
+    from serving.hosts.build import follow
+
+    follow(config, replica, progress, follower)
 
 
 def _print_error(sentence: str) -> None:

@@ -123,6 +123,25 @@ ToolsFile = Annotated[
     str | None, typer.Option("--tools-file", help="TOML file of tools that the gateway runs when the model calls them.")
 ]
 Listen = Annotated[str, typer.Option("--listen", help="host:port or unix:/path to serve gRPC on.")]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="Where the hosts of one slice find host 0; JAX takes the port above. Default: as a LeaderWorkerSet says.",
+    ),
+]
+NumProcesses = Annotated[int, typer.Option("--num-processes", help="Hosts of the slice, one process each.")]
+ProcessId = Annotated[int, typer.Option("--process-id", help="Number of this host; host 0 serves gRPC.")]
+JoinS = Annotated[float, typer.Option("--join-s", help="Seconds that hosts wait for each other while they start.")]
+CpuHosts = Annotated[
+    int,
+    typer.Option(
+        "--num-processes",
+        min=1,
+        help="Processes that share the mesh on this machine's CPU, as the hosts of a slice do.",
+    ),
+]
 ReplicaAddress = Annotated[str, typer.Option("--replica", help="host:port or unix:/path of the replica.")]
 FollowParent = Annotated[bool, typer.Option("--follow-parent", help="Stop when standard input ends.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -159,6 +178,10 @@ _REPLICA_FLAGS = {
     "drain_s": "--drain-s",
     "log_format": "--log-format",
     "otlp_traces": "--otlp-traces",
+    "coordinator": "--coordinator",
+    "num_processes": "--num-processes",
+    "process_id": "--process-id",
+    "join_s": "--join-s",
 }
 _GATEWAY_FLAGS = {
     "host": "--host",

@@ -1,6 +1,7 @@
 """`podstream serve`: a model, a socket, two processes and a supervisor, put together."""
 
 import asyncio
+import contextlib
 import dataclasses
 import socket
 import sys
@@ -18,7 +19,7 @@ from serving.config import UNIX_PREFIX, EngineConfig, GatewayConfig, ReplicaConf
 from serving.errors import ConfigError
 from serving.gateway.listener import base_url, listen
 from serving.gateway.server_tools.config import read_server_tools
-from sharding.spec import AUTO, MeshSpec
+from sharding.spec import AUTO, MeshError, MeshSpec
 
 HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"
 MAX_SOCKET_PATH = 100  # bytes; the kernel's limit is 108, macOS has 104
@@ -30,29 +31,34 @@ def serve(
     env: Mapping[str, str],
     console: Console,
     demo_checkpoint: Callable[[], Path],
+    num_processes: int = 1,
 ) -> None:
-    """Run until a signal; an engine without a checkpoint gets the demo model.
+    """Run until a signal; an engine without a checkpoint gets the demo model. `num_processes` share the mesh, on CPUs.
 
     What can be wrong at once is checked first: fetching and loading take too long to find out later.
     """
     if engine.mesh != AUTO:
-        MeshSpec.parse(engine.mesh)
+        _devices_each(MeshSpec.parse(engine.mesh), num_processes)
     read_server_tools(gateway.tools_file)
     with listen(gateway.host, gateway.port) as listener, tempfile.TemporaryDirectory(prefix="podstream-") as folder:
         checkpoint = engine.checkpoint or str(demo_checkpoint())
-        config = join_config(dataclasses.replace(engine, checkpoint=checkpoint), gateway, Path(folder))
+        config = join_config(dataclasses.replace(engine, checkpoint=checkpoint), gateway, Path(folder), num_processes)
         asyncio.run(_supervise(config, listener, env, console))
 
 
-def join_config(engine: EngineConfig, gateway: GatewayConfig, folder: Path) -> ServeConfig:
-    """Gateway and replica meet at a Unix socket in a private folder: no port to choose, no one else to listen."""
+def join_config(engine: EngineConfig, gateway: GatewayConfig, folder: Path, num_processes: int = 1) -> ServeConfig:
+    """Gateway and replica meet at a Unix socket in a private folder: no port to choose, no one else to listen. Several
+    processes of a replica meet at free ports."""
     path = folder / "replica.sock"
     if len(str(path)) > MAX_SOCKET_PATH:
         raise ConfigError(
             f"the folder for temporary files is too long for a socket: {path}; set TMPDIR to a short one."
         )
     address = f"{UNIX_PREFIX}{path}"
-    replica = ReplicaConfig(address, gateway.drain_s, gateway.log_format, gateway.otlp_traces)
+    coordinator = f"127.0.0.1:{_free_pair()}" if num_processes > 1 else None
+    replica = ReplicaConfig(
+        address, gateway.drain_s, gateway.log_format, gateway.otlp_traces, coordinator, num_processes
+    )
     return ServeConfig(engine, replica, dataclasses.replace(gateway, replica=address))
 
 
@@ -60,15 +66,22 @@ async def _supervise(config: ServeConfig, listener: socket.socket, env: Mapping[
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    supervisor = Supervisor(
-        replica_program(config, env), gateway_program(config, listener, env), config.gateway.drain_s, say
-    )
+    replica, *followers = replica_programs(config, env)
+    supervisor = Supervisor(replica, gateway_program(config, listener, env), config.gateway.drain_s, say, followers)
     await supervisor.run(Startup(base_url(listener), console).until_ready())
 
 
-def replica_program(config: ServeConfig, env: Mapping[str, str]) -> Program:
-    arguments = [*replica_arguments(config.engine, config.replica), "--follow-parent"]
-    return Program("replica", [sys.executable, "-m", "podstream", *arguments], replica_env(config.engine.mesh, env))
+def replica_programs(config: ServeConfig, env: Mapping[str, str]) -> list[Program]:
+    """One, or the several processes of one; the first serves gRPC."""
+    count = config.replica.num_processes
+    env = replica_env(config.engine.mesh, env, count)
+    programs = []
+    for number in range(count):
+        place = dataclasses.replace(config.replica, process_id=number)
+        arguments = [*replica_arguments(config.engine, place), "--follow-parent"]
+        name = f"replica's process {number}" if number else "replica"
+        programs.append(Program(name, [sys.executable, "-m", "podstream", *arguments], env))
+    return programs
 
 
 def gateway_program(config: ServeConfig, listener: socket.socket, env: Mapping[str, str]) -> Program:
@@ -77,10 +90,33 @@ def gateway_program(config: ServeConfig, listener: socket.socket, env: Mapping[s
     return Program("gateway", [sys.executable, "-m", "podstream", *arguments], env, pass_fds=[fd])
 
 
-def replica_env(mesh: str, env: Mapping[str, str]) -> Mapping[str, str]:
-    """A mesh wider than one needs as many virtual CPU devices; where there are real ones the flag changes nothing."""
+def replica_env(mesh: str, env: Mapping[str, str], num_processes: int = 1) -> Mapping[str, str]:
+    """A mesh wider than one needs as many virtual CPU devices; where there are real ones the flag changes nothing, and
+    several processes on one machine cannot share them."""
+    if num_processes > 1:
+        env = {**env, "JAX_PLATFORMS": "cpu"}
     flags = env.get("XLA_FLAGS", "")
-    devices = 1 if mesh == AUTO else MeshSpec.parse(mesh).num_devices
+    devices = 1 if mesh == AUTO else _devices_each(MeshSpec.parse(mesh), num_processes)
     if devices == 1 or HOST_DEVICES_FLAG in flags:
         return env
     return {**env, "XLA_FLAGS": f"{flags} {HOST_DEVICES_FLAG}={devices}".strip()}
+
+
+def _devices_each(mesh: MeshSpec, num_processes: int) -> int:
+    """Raises MeshError where the processes cannot have equally many."""
+    devices, rest = divmod(mesh.num_devices, num_processes)
+    if rest:
+        raise MeshError(
+            f"mesh {mesh} has {mesh.num_devices} devices, which {num_processes} processes cannot share out evenly; "
+            f"for example --mesh tensor={num_processes} works."
+        )
+    return devices
+
+
+def _free_pair() -> int:
+    """A port of this machine that is free, like the one above it."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = int(first.getsockname()[1])
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+                return port

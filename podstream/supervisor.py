@@ -1,14 +1,16 @@
-"""Supervisor: keeps a replica and a gateway running, and takes them down in order.
+"""Supervisor: keeps a replica and a gateway running, and takes them down in order. Of a replica there may be several
+processes, which share a mesh.
 
 1. Both are started at once; the gateway answers probes while the replica loads.
 2. One that ends is started again after 1, 2, 4 .. 30 s; if the first start already fails, all is given up.
+   The processes of one replica end with each other, so they are all started again, and find each other again.
 3. SIGINT, SIGTERM or SIGHUP: the gateway drains (stops taking requests, finishes its streams), then the replica.
    A second signal kills both.
 """
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +47,12 @@ class Backoff:
 class Supervisor:
     """`ready` must be awaitable that returns when the service works; until then a process that ends is fatal."""
 
-    def __init__(self, replica: Program, gateway: Program, drain_s: float, say: Say) -> None:
-        self._programs = (replica, gateway)
-        self._stop_order = (gateway.name, replica.name)
+    def __init__(
+        self, replica: Program, gateway: Program, drain_s: float, say: Say, followers: Sequence[Program] = ()
+    ) -> None:
+        """`followers` are the replica's other processes, which end when it does."""
+        self._programs = (replica, *followers, gateway)
+        self._stop_order = (gateway.name, replica.name, *(follower.name for follower in followers))
         self._drain_s = drain_s
         self._say = say
         self._children: dict[str, Child] = {}

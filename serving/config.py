@@ -123,11 +123,36 @@ class ReplicaConfig:
     """One of `LOG_FORMATS`."""
     otlp_traces: str | None = None
     """URL of an OpenTelemetry collector; None traces nothing."""
+    coordinator: str | None = None
+    """`host:port` at which the hosts of one slice find host 0; JAX takes the port above it. None: one host alone."""
+    num_processes: int = 1
+    """Hosts of the slice, with a process each."""
+    process_id: int = 0
+    """Number of this host. Host 0 owns gRPC."""
+    join_s: float = 300.0
+    """How long hosts wait for each other while they start."""
 
     def __post_init__(self) -> None:
         _check_address(self.address)
         _check_seconds(self, "drain_s")
+        _check_seconds(self, "join_s")
         _check_choice("log format", self.log_format, LOG_FORMATS)
+        _check_positive(self, "num_processes")
+        if not 0 <= self.process_id < self.num_processes:
+            raise ConfigError(
+                f"--process-id must be from 0 to {self.num_processes - 1}, for {self.num_processes} processes, "
+                f"got {self.process_id}."
+            )
+        if (self.coordinator is None) != (self.num_processes == 1):
+            raise ConfigError("--coordinator and --num-processes (2 or more) belong together.")
+        if self.coordinator is not None:
+            _check_coordinator(self.coordinator)
+
+    @property
+    def coordinator_address(self) -> tuple[str, int]:
+        """Host and port; only where there are several hosts."""
+        host, _, port = (self.coordinator or "").rpartition(":")
+        return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +234,12 @@ def _check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise ConfigError(f"a replica's address reads like 127.0.0.1:9000 or unix:/path, got {address!r}.")
+
+
+def _check_coordinator(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_535:
+        raise ConfigError(f"--coordinator reads like 10.0.0.1:8476, with a port up to 65534, got {address!r}.")
 
 
 def changed_fields(config: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -57,6 +58,26 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: StopRequest, fd: int, p
     timer = threading.Timer(patience_s, os._exit, args=(1,))
     timer.daemon = True
     timer.start()
+
+
+def die_with_parent(drain_s: float) -> None:
+    """For a process without an event loop that others end: die for want of a parent only when these had time to."""
+    threading.Thread(target=_die_with_parent, args=(drain_s,), name="parent-watch", daemon=True).start()
+
+
+def _die_with_parent(drain_s: float) -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    time.sleep(drain_s + LAST_RESORT_S)
+    os._exit(1)
+
+
+def leave(code: int, words: str) -> None:
+    """End this process at once, whatever its other threads wait for."""
+    if words:
+        print(words, file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def configure_logging(log_format: str, *, quiet: bool) -> None:

@@ -13,6 +13,7 @@ from serving.request import FinishReason, Phases, Usage
 NS = 1_000_000_000
 
 _tracer: Any = None
+_provider: Any = None
 
 
 class Arrived(NamedTuple):
@@ -43,8 +44,15 @@ def turn_on(service: str, url: str) -> None:
 
 def use(provider: Any) -> None:
     """Spans go there; None turns tracing off."""
-    global _tracer
+    global _tracer, _provider
+    _provider = provider
     _tracer = None if provider is None else provider.get_tracer("podstream")
+
+
+def flush() -> None:
+    """Send what waits, before an end that waits for nothing."""
+    if _provider is not None:
+        _provider.force_flush()
 
 
 def start_request(method: str, path: str, headers: dict[str, str]) -> tuple[Any, str]:

@@ -135,13 +135,14 @@ def load_leaves(
     """The leaves of `load` one after another, the largest first, so that the peak stays near the weights themselves:
     what one leaf needs beside its result is paid while little else is there.
 
-    `on_progress` counts bytes as restored. `verify` reads every file once more to check it against the manifest.
+    `on_progress` counts bytes as restored. `verify` reads every file once more to check it against the manifest;
+    several hosts share that out, and each finds only what is wrong with its part.
 
     Raises CheckpointError when the checkpoint is missing, incomplete, corrupt, or does not fit `abstract`.
     """
     root = absolute(path)
     if verify and (root / MANIFEST_NAME).exists():  # a missing one is told below, with its likely reason
-        Manifest.read(root).verify(root)
+        Manifest.read(root).verify(root, (jax.process_index(), jax.process_count()))
     _check_fit(root, _metadata(root).metadata, abstract)
     sizes = [(array_bytes(leaf.shape, leaf.dtype), key, leaf) for key, leaf in jax.tree.leaves_with_path(abstract)]
     total, done = sum(size for size, _, _ in sizes), 0

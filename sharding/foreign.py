@@ -47,7 +47,7 @@ def open_foreign(path: epath.Path, model_files: str | None = None, keys: str | N
     if not path.is_dir():
         return read_gguf(Path(path))
     if (path / MANIFEST_NAME).exists():
-        Manifest.read(path).verify(path)
+        Manifest.read(path).verify(path, (jax.process_index(), jax.process_count()))
     if any((path / name).exists() for name in (WEIGHTS, INDEX)):
         return read_hf_folder(Path(path))
     root = OrbaxTree.find(path)

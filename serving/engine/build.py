@@ -26,6 +26,7 @@ from serving.engine.draft_step import DraftSpec
 from serving.engine.engine import Engine
 from serving.engine.executables import Executables
 from serving.engine.format_notes import format_notes
+from serving.engine.inputs import Peers
 from serving.engine.loaded_model import LoadedModel, Progress, attention_needs
 from serving.engine.loop import EngineThread
 from serving.engine.memory import Needs, plan_memory
@@ -35,6 +36,7 @@ from serving.engine.programs import Programs
 from serving.engine.step import StepSpec
 from serving.errors import ConfigError
 from sharding.choose_mesh import check_spec, choose_spec
+from sharding.hosts import check_hosts, least, only_one_step_at_a_time
 from sharding.mesh import make_mesh
 from sharding.rules import choose_rules
 from sharding.seams import seams_over
@@ -47,13 +49,22 @@ KV_BYTES = 1 << 30  # page pool where no memory limit is known
 TILE_TOKENS = 32
 
 
-def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, ModelCard]:
-    """Load the checkpoint onto the mesh and compile every step shape; the engine is then ready to `start`.
+def build_engine(config: EngineConfig, progress: Progress, peers: Peers | None = None) -> tuple[EngineLoop, ModelCard]:
+    """Load the checkpoint onto the mesh and compile every step shape; the engine is then ready to `start`. `peers` are
+    the other hosts of the mesh, to be told every step.
 
     Raises CheckpointError, MeshError, ConfigError or AttentionError with what is wrong, before anything expensive where
     possible.
     """
     compiles = CompileCount()
+    engine, card = load_engine(config, progress)
+    compiles.mark_ready()
+    crash_folder = Path(config.crash_folder) if config.crash_folder else None
+    return EngineThread(engine, compiles.after_ready, crash_folder, peers), card
+
+
+def load_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, ModelCard]:
+    """What `build_engine` gives, without its thread: hosts that follow another have none."""
     if config.compile_cache is not None:
         _use_compile_cache(config.compile_cache)
     stored = StoredModel.open(config.checkpoint, config.model_files, config.keys)
@@ -64,6 +75,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     spec = choose_spec(config.mesh, card.config, len(jax.devices()), config.num_slots)
     if config.mesh == AUTO:
         logger.info("mesh auto: %s", spec)
+    check_hosts(spec)
     if stored_draft is not None:
         experts = spec.expert if stored_draft.card.config.num_experts else 1
         check_spec(replace(spec, expert=experts), stored_draft.card.config, config.num_slots)
@@ -82,9 +94,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     if config.draft is not None and stored_draft is not None:
         draft = LoadedModel.load(config.draft, stored_draft, spec, mesh, progress)
     programs = make_programs(config, model, draft, progress)
-    compiles.mark_ready()
-    crash_folder = Path(config.crash_folder) if config.crash_folder else None
-    return EngineThread(make_engine(config, card, programs), compiles.after_ready, crash_folder), card
+    return make_engine(config, card, programs), card
 
 
 def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel | None, progress: Progress) -> Programs:
@@ -95,7 +105,7 @@ def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel |
         attention = draft.attention(config).attention
         draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, attention, seams_over(draft.mesh))
     spec = step_spec(config, model, draft_spec)
-    executables = Executables(config.compile_cache, spec.mesh)
+    executables = Executables(config.compile_cache if jax.process_count() == 1 else None, spec.mesh)
     forms = model.forms()
     draft_forms = None if draft is None else draft.forms()
     shapes = shapes_of(config, model)
@@ -166,7 +176,7 @@ def _num_pages(
     for line in budget.lines():
         progress(line)
         logger.info("%s", line)
-    return budget.num_pages
+    return least(budget.num_pages)
 
 
 def _temporaries(programs: Programs, shapes: tuple[StepShape, ...]) -> int:
@@ -193,7 +203,7 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
         max_seq_len=_max_seq_len(config, card),
         max_waiting=config.max_waiting,
         draw_seed=secrets.randbits,
-        overlap=config.overlap,
+        overlap=config.overlap and not only_one_step_at_a_time(programs.spec.mesh),
         prefix_cache=config.prefix_cache,
         pooling=None if config.embeddings is None else Pooling(config.embeddings),
     )
@@ -234,7 +244,7 @@ def _default_pages(spec: StepSpec, page_bytes: int) -> int:
 
 def _device_limit(mesh: jax.sharding.Mesh) -> int | None:
     """Bytes of memory that one device lets us use; None where devices share the host's memory."""
-    stats = mesh.devices.flat[0].memory_stats()
+    stats = mesh.local_devices[0].memory_stats()
     return stats.get("bytes_limit") if stats else None
 
 

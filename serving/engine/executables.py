@@ -13,10 +13,9 @@ import logging
 import os
 import pickle
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 from uuid import uuid4
@@ -28,9 +27,10 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding
 
+from serving.revision import digest, revision
+
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("model", "sharding", "kv", "serving")
 NUM_KEPT = 8
 """States of sources, versions and devices whose programs are kept."""
 COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64")
@@ -56,7 +56,7 @@ class Executables:
             return _compile(jitted, args)
         leaves, treedef = jax.tree.flatten(args)
         about = (f"{leaf.shape}{leaf.dtype}{_place(leaf.sharding)}" for leaf in leaves)
-        path = self._folder / _digest(describe(described), str(treedef), *about)
+        path = self._folder / digest(describe(described), str(treedef), *about)
         program = _load(path, self._devices)
         if program is None:
             program = _compile(jitted, args)
@@ -155,15 +155,4 @@ def _surroundings(devices: tuple[jax.Device, ...]) -> str:
     flags = (os.environ.get(name, "") for name in COMPILER_FLAGS)
     cpu = llvmlite.binding.get_host_cpu_features().flatten() if platform == "cpu" else ""
     kinds = (f"{device.id}{device.device_kind}" for device in devices)
-    return _digest(_sources(), *versions, compiler, *kinds, *flags, cpu)
-
-
-@cache
-def _sources() -> str:
-    root = Path(__file__).parents[2]
-    files = sorted(path for name in PACKAGES for path in (root / name).rglob("*.py"))
-    return _digest(*(f"{path.relative_to(root)}\0{path.read_text()}" for path in files))
-
-
-def _digest(*texts: str) -> str:
-    return sha256("\0".join(texts).encode()).hexdigest()[:32]
+    return digest(revision(), *versions, compiler, *kinds, *flags, cpu)

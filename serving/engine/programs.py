@@ -19,6 +19,7 @@ from serving.engine.prompt_logprobs import StepLogprobs
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
 from serving.engine.step import StepSpec
 from serving.engine.step_program import compile_step, slot_shardings
+from sharding.hosts import put_everywhere
 
 
 class Programs:
@@ -42,9 +43,9 @@ class Programs:
         self._prefill_weights = FlatWeights.of(prefill_weights)
         self._decode_weights = FlatWeights.of(decode_weights)
         self._whole = spec.whole
-        self._last_token_B = jax.device_put(np.zeros(spec.num_slots + 1, np.int32), self._whole)
+        self._last_token_B = put_everywhere(np.zeros(spec.num_slots + 1, np.int32), self._whole)
         slots = empty_slots(spec.num_slots + 1, spec.config.vocab_size)
-        self._slots = jax.device_put(slots, slot_shardings(spec))
+        self._slots = jax.tree.map(put_everywhere, slots, slot_shardings(spec))
         self._write_slot: jax.stages.Compiled | None = None
         self._empty: jax.stages.Compiled | None = None
         self._all_allowed: dict[int, jax.Array] = {}  # by number of rows
@@ -85,7 +86,7 @@ class Programs:
         self._write_slot, self._empty = writing.result(), emptying.result()
         self._compiled |= {futures[f]: f.result() for f in futures}
         for rows in {shape.rows for shape in shapes}:
-            self._all_allowed[rows] = jax.device_put(self.new_masks(rows), self._whole)
+            self._all_allowed[rows] = put_everywhere(self.new_masks(rows), self._whole)
 
     def _compile_one(self, shape: StepShape) -> jax.stages.Compiled:
         draft_weights = None if self.draft is None or not shape.drafts else self.draft.weights

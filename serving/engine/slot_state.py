@@ -34,7 +34,9 @@ class SlotState:
 
 
 def empty_slots(num_slots: int, vocab_size: int) -> SlotState:
-    return SlotState(jnp.zeros((num_slots, vocab_size), jnp.int32), jnp.zeros((num_slots, 3, MAX_EDITS), jnp.int32))
+    """In the host's memory."""
+    counts_BV, edits_B3E = np.zeros((num_slots, vocab_size), np.int32), np.zeros((num_slots, 3, MAX_EDITS), np.int32)
+    return SlotState(counts_BV, edits_B3E)  # type: ignore[arg-type]
 
 
 def write_slot(state: SlotState, packet: jax.Array) -> SlotState:

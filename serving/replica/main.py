@@ -4,12 +4,11 @@
 2. A thread loads the model (importing JAX, reading weights, compiling); the event loop stays free.
 3. SIGTERM, SIGINT or the parent's end: refuse new requests, let running ones finish within `drain_s`, exit 0.
 4. An engine that fails takes the process with it (exit 1): a supervisor starts a fresh one.
+5. Of several hosts this is the first (`serving.hosts`): it waits for the others before it loads, and ends with them.
 """
 
 import asyncio
 import logging
-import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,20 +19,24 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from model.card import ModelCard
+from model.errors import PodstreamError
 from serving import tracing
 from serving.config import EngineConfig, ReplicaConfig
 from serving.engine.api import EngineLoop
 from serving.errors import ConfigError, EngineFailed
-from serving.process import StopRequest, configure_logging
+from serving.hosts import fingerprint
+from serving.hosts.join import gather
+from serving.hosts.leader import Hosts
+from serving.process import StopRequest, configure_logging, leave
 from serving.replica.proto.replica_pb2_grpc import add_ReplicaServicer_to_server
 from serving.replica.served import ServedModel
-from serving.replica.server import ReplicaService
+from serving.replica.server import POLL_S, ReplicaService
 from serving.replica.transport import SERVER_OPTIONS
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-BuildEngine = Callable[[EngineConfig, Progress], tuple[EngineLoop, ModelCard]]
+BuildEngine = Callable[[EngineConfig, Progress, Hosts | None], tuple[EngineLoop, ModelCard]]
 
 SERVICE_NAME = "podstream.replica.v1.Replica"
 LAST_WORDS_S = 0.5  # time for the last status to reach the gateways
@@ -44,10 +47,18 @@ def run(engine: EngineConfig, replica: ReplicaConfig, build: BuildEngine, *, fol
     configure_logging(replica.log_format, quiet=follow_parent)
     if replica.otlp_traces is not None:
         tracing.turn_on("podstream-replica", replica.otlp_traces)
-    loading = uvloop.run(_serve(engine, replica, build, follow_parent))
-    if loading.is_alive():  # stopped while loading: nothing can interrupt that thread, and Python would wait for it
-        sys.stderr.flush()
-        os._exit(0)
+    several = replica.num_processes > 1
+    try:
+        loading = uvloop.run(_serve(engine, replica, build, follow_parent))
+    except Exception as error:
+        if not several:
+            raise
+        if not isinstance(error, PodstreamError):
+            logger.exception("the replica cannot go on")
+        leave(1, str(error))  # at once: JAX would wait for hosts that may be gone
+    if several or loading.is_alive():  # stopped while loading: nothing can interrupt that thread, Python would wait
+        tracing.flush()
+        leave(0, "")
 
 
 async def _serve(
@@ -64,6 +75,7 @@ class ReplicaProcess:
         self._replica = replica
         self._build = build
         self._service = ReplicaService()
+        self._hosts: Hosts | None = None
         self._health = health_aio.HealthServicer()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
 
@@ -83,12 +95,22 @@ class ReplicaProcess:
         return thread
 
     async def _live(self, stopped: asyncio.Future[None], loaded: asyncio.Future[ServedModel]) -> None:
+        losing = asyncio.ensure_future(self._until_lost(loaded))
         either: set[asyncio.Future[Any]] = {stopped, loaded}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        losing.cancel()
         if loaded.done():
             await self._become_ready(loaded)
             await self._until_stopped(stopped)
+        elif self._hosts is not None:
+            self._hosts.stop()
         await self._drain()
+
+    async def _until_lost(self, loaded: asyncio.Future[ServedModel]) -> None:
+        """A host that is lost while all of them load: the loading thread may wait for it for ever."""
+        while self._hosts is None or not self._hosts.failure:  # noqa: ASYNC110 - both are set by other threads
+            await asyncio.sleep(POLL_S)
+        _settle(loaded, None, EngineFailed(self._hosts.failure))
 
     async def _listen(self) -> None:
         add_ReplicaServicer_to_server(self._service, self._server)  # type: ignore[no-untyped-call]
@@ -111,8 +133,12 @@ class ReplicaProcess:
 
         def load() -> None:
             try:
-                served = ServedModel.build(self._engine, *self._build(self._engine, report))
+                if self._replica.num_processes > 1:
+                    self._hosts = gather(self._replica, fingerprint.of_config(self._engine), report)
+                served = ServedModel.build(self._engine, *self._build(self._engine, report, self._hosts))
             except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the future
+                if self._hosts is not None:
+                    self._hosts.fail(str(error))
                 loop.call_soon_threadsafe(_settle, loaded, None, error)
             else:
                 loop.call_soon_threadsafe(_settle, loaded, served, None)
@@ -135,7 +161,9 @@ class ReplicaProcess:
         await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
         await self._set_health(serving=False)
         if failed.done():
-            self._service.fail("the engine failed; its log says why")
+            self._service.fail(self._service.engine_failure)
+            if self._hosts is not None:
+                raise EngineFailed(f"the hosts cannot go on and the replica ends: {self._service.engine_failure}.")
             raise EngineFailed("the engine failed and the replica ends; the lines above say why.")
         failed.cancel()
 

@@ -114,6 +114,11 @@ class ReplicaService(ReplicaServicer):
         """Wait until the engine reports that it cannot go on."""
         await _poll(lambda: self._engine_state() is EngineState.FAILED)
 
+    @property
+    def engine_failure(self) -> str:
+        """Why it cannot go on; empty while it can."""
+        return "" if self._table is None else self._table.served.engine.failure
+
     async def close(self) -> None:
         """End the engine's thread, then the rest; steps can still arrive until then."""
         if self._watching is not None:

@@ -23,8 +23,8 @@ def gateway_argv(address, port, *options):
 @asynccontextmanager
 async def running(argv, **options):
     """A process that is killed in the end if it still runs."""
-    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    process = await asyncio.create_subprocess_exec(*argv, env=ENV, cwd=ROOT, **{**pipes, **options})
+    usual = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE, "env": ENV, "cwd": ROOT}
+    process = await asyncio.create_subprocess_exec(*argv, **{**usual, **options})
     try:
         yield process
     finally:

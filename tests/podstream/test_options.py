@@ -7,8 +7,9 @@ import typer
 import typer.testing
 
 from podstream import cli
+from podstream.home import Place, place_in
 from podstream.options import gateway_arguments, parse_bytes, replica_arguments
-from podstream.serve import HOST_DEVICES_FLAG, join_config, replica_env
+from podstream.serve import HOST_DEVICES_FLAG, join_config, replica_env, replica_programs
 from serving.config import EngineConfig, GatewayConfig, ReplicaConfig
 from serving.errors import ConfigError
 from sharding.spec import MeshError
@@ -19,6 +20,7 @@ ENGINE = EngineConfig(
     kv_dtype="fp8", attention="xla", speculate="ngram:5", tool_dialect="mistral", reasoning=False,
     model_files="/f", keys="/k.toml", embeddings="last",
 )  # fmt: skip
+REPLICA = ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318", "h:8476", 4, 2, 7.5)
 GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5, "/t.toml", "json", "http://c:4318")
 
 
@@ -33,9 +35,26 @@ def read_back(monkeypatch, module, arguments):
 
 @pytest.mark.parametrize("engine", [ENGINE, EngineConfig("gs://bucket/x")])
 def test_replica_flags(monkeypatch, engine):
-    replica = ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318")
+    replica = dataclasses.replace(REPLICA, process_id=0)
     seen = read_back(monkeypatch, "serving.replica.main", replica_arguments(engine, replica))
     assert seen[:2] == [engine, replica]
+
+
+def test_flags_of_another_host(monkeypatch):
+    assert read_back(monkeypatch, "serving.hosts.follower", replica_arguments(ENGINE, REPLICA))[:2] == [ENGINE, REPLICA]
+
+
+def test_a_pod_of_a_leader_worker_set_knows_its_place(monkeypatch):
+    pod = {"LWS_LEADER_ADDRESS": "set-0.svc", "LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "3"}
+    for name, value in pod.items():
+        monkeypatch.setenv(name, value)
+    _, replica, *_ = read_back(monkeypatch, "serving.hosts.follower", replica_arguments(ENGINE, ReplicaConfig()))
+    assert replica == ReplicaConfig(coordinator="set-0.svc:8476", num_processes=4, process_id=3)
+    chosen = read_back(monkeypatch, "serving.hosts.follower", replica_arguments(ENGINE, REPLICA))
+    assert chosen[1] == REPLICA, "flags come first"
+    assert place_in({**pod, "LWS_GROUP_SIZE": "1"}) == place_in({}) == Place()
+    with pytest.raises(ConfigError, match="LWS_WORKER_INDEX must be numbers"):
+        place_in({**pod, "LWS_WORKER_INDEX": "x"})
 
 
 def test_gateway_flags(monkeypatch):
@@ -45,7 +64,7 @@ def test_gateway_flags(monkeypatch):
 
 def test_every_field_has_a_flag():
     """A new config field without a flag would silently keep its default in the child process."""
-    for section in (ENGINE, GATEWAY, ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318")):
+    for section in (ENGINE, GATEWAY, REPLICA):
         defaults = {f.name: f.default for f in dataclasses.fields(section)}
         assert all(getattr(section, name) != default for name, default in defaults.items()), "set all fields above"
 
@@ -54,6 +73,16 @@ def test_gateway_and_replica_meet_at_a_socket(tmp_path):
     config = join_config(ENGINE, GATEWAY, tmp_path)
     assert config.gateway.replica == config.replica.address == f"unix:{tmp_path}/replica.sock"
     assert config.replica.drain_s == GATEWAY.drain_s
+
+
+def test_processes_of_one_replica_meet_at_a_free_port(tmp_path):
+    config = join_config(ENGINE, GATEWAY, tmp_path, 2)
+    first, second = replica_programs(config, {})
+    assert config.replica.coordinator_address[0] == "127.0.0.1"
+    assert first.argv[3:] == [*replica_arguments(ENGINE, config.replica), "--follow-parent"]
+    other = dataclasses.replace(config.replica, process_id=1)
+    assert second.argv[3:] == [*replica_arguments(ENGINE, other), "--follow-parent"]
+    assert first.env == second.env == {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{HOST_DEVICES_FLAG}=2"}
 
 
 def test_a_folder_too_long_for_a_socket_is_named(tmp_path):
@@ -69,6 +98,8 @@ def test_a_wide_mesh_gets_virtual_devices():
     assert replica_env("tensor=4", chosen) == chosen
     with pytest.raises(MeshError):
         replica_env("tensor=four", {})
+    with pytest.raises(MeshError, match="3 processes cannot share out evenly"):
+        replica_env("tensor=4", {}, 3)
 
 
 @pytest.mark.parametrize(

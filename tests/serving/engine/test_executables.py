@@ -115,7 +115,7 @@ def test_whatever_differs_is_another_program(tmp_path, cache, compiles, monkeypa
     adder(tmp_path, cache, "a")
     adder(tmp_path, cache, "b")
     assert len(compiles) == 2
-    monkeypatch.setattr(executables, "_sources", lambda: "edited")
+    monkeypatch.setattr(executables, "revision", lambda: "edited")
     adder(tmp_path, cache, "a")
     assert len(compiles) == 3
     monkeypatch.setenv("XLA_FLAGS", "--of=another_kind")
@@ -125,7 +125,7 @@ def test_whatever_differs_is_another_program(tmp_path, cache, compiles, monkeypa
 
 def test_only_the_newest_surroundings_stay(tmp_path, cache, monkeypatch):
     for edit in range(executables.NUM_KEPT + 3):
-        monkeypatch.setattr(executables, "_sources", lambda edit=edit: str(edit))
+        monkeypatch.setattr(executables, "revision", lambda edit=edit: str(edit))
         adder(tmp_path, cache)
     assert len(list((tmp_path / "programs").iterdir())) == executables.NUM_KEPT
 
