@@ -20,6 +20,8 @@ from serving.hosts.leader import Hosts, Progress
 from serving.hosts.messages import Hello, hello_from
 
 RETRY_S = 0.2
+TRY_S = 5.0
+"""Of one try to reach host 0, whose address may change while it starts."""
 _Guest = tuple[Hello, Connection]
 
 
@@ -71,7 +73,7 @@ def _reach(config: ReplicaConfig) -> socket.socket:
     end = time.monotonic() + config.join_s
     while True:
         try:
-            return socket.create_connection(config.coordinator_address, timeout=max(end - time.monotonic(), RETRY_S))
+            return socket.create_connection(config.coordinator_address, timeout=TRY_S)
         except OSError as error:
             if time.monotonic() > end:
                 raise ConfigError(
