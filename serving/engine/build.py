@@ -105,7 +105,7 @@ def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel |
         attention = draft.attention(config).attention
         draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, attention, seams_over(draft.mesh))
     spec = step_spec(config, model, draft_spec)
-    executables = Executables(config.compile_cache if jax.process_count() == 1 else None, spec.mesh)
+    executables = Executables(config.compile_cache, spec.mesh)
     forms = model.forms()
     draft_forms = None if draft is None else draft.forms()
     shapes = shapes_of(config, model)

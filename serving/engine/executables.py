@@ -43,11 +43,13 @@ class Executables:
 
     def __init__(self, folder: str | None, mesh: Mesh) -> None:
         self._devices = tuple(mesh.devices.flat)
-        self._folder = None if folder is None else epath.Path(folder) / "programs" / _surroundings(self._devices)
-        if self._folder is not None:
+        self._folder: epath.Path | None = None
+        if folder is not None:
             _turn_off_compile_cache()
-            if not self._folder.exists():
-                _make_room(self._folder)
+            all_hosts = epath.Path(folder) / "programs" / _surroundings(self._devices)
+            if not all_hosts.exists():
+                _make_room(all_hosts)
+            self._folder = all_hosts / _host() if jax.process_count() > 1 else all_hosts
 
     def compiled(self, jitted: Any, args: tuple[Any, ...], *described: object) -> jax.stages.Compiled:
         """`jitted.lower(*args).compile()`, or what it gave once. `args` are arrays or abstract ones; `described` is
@@ -144,6 +146,11 @@ def _make_room(folder: epath.Path) -> None:
             old.rmtree()
     except OSError:
         return  # nothing there yet, or another process makes room, too; what prevents saving is said then
+
+
+def _host() -> str:
+    """Of several, each keeps its own part of the programs."""
+    return f"host-{jax.process_index()}-of-{jax.process_count()}"
 
 
 def _surroundings(devices: tuple[jax.Device, ...]) -> str:

@@ -72,7 +72,7 @@ async def slice_of(count, folder):
         for place in places(count, join_s=60):
             argv = [sys.executable, "-m", "podstream", "replica", str(LLAMA3), "--listen", address, *FLAGS,
                     "--coordinator", place.coordinator, "--num-processes", str(count),
-                    "--process-id", str(place.process_id)]  # fmt: skip
+                    "--process-id", str(place.process_id), "--compile-cache", KEPT]  # fmt: skip
             hosts.append(await stack.enter_async_context(running(argv, env=HOST_ENV)))
         yield hosts, address
 
@@ -139,11 +139,11 @@ async def text_of(http, body):
     return choice["text"]
 
 
-async def test_a_supervised_slice_of_two_is_started_again(tmp_path, expected):
+async def test_a_supervised_slice_of_two_is_started_again(expected):
     """Each process has two devices."""
     port = places(2)[0].coordinator_address[1]
     argv = [sys.executable, "-m", "podstream", "serve", str(LLAMA3), "--port", str(port), "--num-processes", "2",
-            *FLAGS, "--compile-cache", str(tmp_path)]  # fmt: skip
+            *FLAGS, "--compile-cache", KEPT]  # fmt: skip
     greedy = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
     long = {**greedy, "prompt": "the", "max_tokens": 100, "stream": True}
     async with (
