@@ -25,6 +25,8 @@ from serving.replica.transport import SERVER_OPTIONS
 from tests.fakes import FakeEngineLoop, fake_card
 
 ENGINE_CONFIG = EngineConfig("nowhere")
+NO_SET_UP = {"trust_env": False, "verify": False}
+"""Of an httpx client: reading the certificates takes longer than most tests."""
 
 
 async def until(condition, timeout_s=5.0):
@@ -87,7 +89,8 @@ async def running_app(address, *, ready=True, tools=NO_TOOLS, **config):
     """The gateway's app without a server."""
     async with running_client(address, ready=ready) as client:
         app = create_app(GatewayConfig(replica=address, **config), client, Metrics(CollectorRegistry()), tools=tools)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as http:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://app", **NO_SET_UP) as http:
             yield http
         await app.state.tool_caller.close()
 
@@ -103,7 +106,20 @@ async def running_gateway(address, *, ready=True, tools=NO_TOOLS, **config):
         server = make_server(settings, client, admission, tools)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(base_url=url, timeout=20, limits=limits, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=20, limits=limits, **NO_SET_UP) as http:
             yield Gateway(client, admission, http, url)
-        server.should_exit = True
-        await serving
+        await _stop(server, serving)
+
+
+async def _stop(server, serving):
+    """What uvicorn does at its end, but for the naps of 0.1 s in between."""
+    serving.cancel()
+    await asyncio.wait([serving])
+    for listening in server.servers:
+        listening.close()
+    for connection in list(server.server_state.connections):
+        connection.shutdown()
+    if tasks := list(server.server_state.tasks):
+        _, late = await asyncio.wait(tasks, timeout=1)
+        assert not late, f"requests of a gateway that has ended go on: {late}"
+    await server.app.state.tool_caller.close()

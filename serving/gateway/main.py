@@ -105,11 +105,11 @@ class _Server(uvicorn.Server):
 
     def __init__(self, settings: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(settings)
-        self._app = app
+        self.app = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        await self._app.state.tool_caller.close()
+        await self.app.state.tool_caller.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

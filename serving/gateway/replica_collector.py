@@ -12,6 +12,16 @@ from serving.metrics import ENGINE, LABELS
 from serving.replica.status import ReplicaStatus
 from serving.request import Load
 
+AWAKE = "awake"
+SLEEP_STATES = (AWAKE, "weights_offloaded", "discard_all")
+NEVER = (
+    "vllm:external_prefix_cache_queries",
+    "vllm:external_prefix_cache_hits",
+    "vllm:mm_cache_queries",
+    "vllm:mm_cache_hits",
+)
+"""Names that dashboards ask for."""
+
 
 class ReplicaCollector(Collector):
     """Its counters start anew when the replica does, as Prometheus expects."""
@@ -48,11 +58,17 @@ class ReplicaCollector(Collector):
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Shape of the KV cache.",
-            labels=[*LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens"],
+            labels=[*LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"],
         )
-        size = str(load.page_size * load.total_pages)
-        info.add_metric([self._status.model, ENGINE, str(load.page_size), str(load.total_pages), size], 1.0)
+        size = load.page_size * load.total_pages
+        longest = size / max(1, self._status.max_seq_len)
+        shape = (load.page_size, load.total_pages, size, f"{longest:.2f}")
+        info.add_metric([self._status.model, ENGINE, *map(str, shape)], 1.0)
         yield info
+        states = GaugeMetricFamily("vllm:engine_sleep_state", "Always awake.", labels=[*LABELS, "sleep_state"])
+        for state in SLEEP_STATES:
+            states.add_metric([self._status.model, ENGINE, state], float(state == AWAKE))
+        yield states
 
     def _counters(self, stats: StepStats) -> Iterator[Metric]:
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests that got an answer.", stats.prompt_tokens)
@@ -62,6 +78,9 @@ class ReplicaCollector(Collector):
         cached = "Prompt tokens that were not computed again."
         yield self._counter("vllm:prompt_tokens_cached", cached, hits)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found there, and not computed again.", hits)
+        yield self._by_source(stats.prompt_tokens - hits, hits)
+        for name in NEVER:
+            yield self._counter(name, "Always 0: there is no such cache here.", 0)
         yield self._counter("podstream:prefill_tokens", "Tokens computed in prefill.", stats.prefill_tokens)
         yield self._counter("vllm:num_preemptions", "Requests put back to wait.", stats.num_preemptions)
         drafts, tokens = "Guesses of next tokens that were checked.", "Tokens that were guessed."
@@ -81,6 +100,14 @@ class ReplicaCollector(Collector):
         yield self._counter(
             "podstream:compiles_after_ready", "Compilations in service; must stay 0.", stats.num_compiles_after_ready
         )
+
+    def _by_source(self, computed: int, cached: int) -> Metric:
+        name, text = "vllm:prompt_tokens_by_source", "Prompt tokens by where they came from."
+        family = CounterMetricFamily(name, text, labels=[*LABELS, "source"])
+        told = {"local_compute": max(0, computed), "local_cache_hit": cached, "external_kv_transfer": 0}
+        for source, count in told.items():
+            family.add_metric([self._status.model, ENGINE, source], count)
+        return family
 
     def _step_tokens(self, stats: StepStats) -> Metric:
         family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens that a step computes.", labels=LABELS)

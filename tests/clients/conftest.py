@@ -1,5 +1,5 @@
 """The same service that the tests of the gateway have."""
 
-from tests.serving.gateway.conftest import engine, http, replica
+from tests.serving.gateway.conftest import http, service, shared
 
-__all__ = ["engine", "http", "replica"]
+__all__ = ["http", "service", "shared"]

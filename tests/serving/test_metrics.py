@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,6 +55,18 @@ def test_a_failed_request_has_no_tokens(told, metrics):
 def test_registries_do_not_share_anything(told, metrics):
     Metrics(CollectorRegistry()).of_model("m").first_token(1.0)
     assert told("vllm:time_to_first_token_seconds_count") == 0
+
+
+def test_a_page_takes_less_than_5_ms(all_metrics, metrics):
+    """All streams wait for it."""
+    metrics.finish(FinishReason.STOP, 1.5, Usage(10, 20))
+
+    def took():
+        started = time.thread_time()
+        all_metrics.render()
+        return time.thread_time() - started
+
+    assert min(took() for _ in range(5)) < 0.005
 
 
 def test_token_buckets_are_a_1_2_5_series():

@@ -85,19 +85,19 @@ async def test_completions_stop_after_16_tokens_by_default(http):
     assert (await http.post(COMPLETIONS, json=body | {"max_tokens": None})).json()["usage"]["completion_tokens"] == 16
 
 
-async def test_a_chat_fills_the_context_by_default(http, engine):
+async def test_a_chat_fills_the_context_by_default(http, shared):
     answer = (await http.post(CHAT, json=chat_body(max_tokens=None))).json()
-    assert answer["usage"]["total_tokens"] == engine.max_seq_len
+    assert answer["usage"]["total_tokens"] == shared.engine.max_seq_len
 
 
 async def test_max_completion_tokens_wins(http):
     answer = (await http.post(CHAT, json=chat_body(max_completion_tokens=5))).json()
-    assert answer["usage"]["completion_tokens"] == 5
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (5, "length")
 
 
 @pytest.mark.parametrize("stop", ["bca", ["x", "bca"]])
-async def test_a_stop_string_ends_the_answer_before_it(http, engine, stop):
-    answer = (await http.post(CHAT, json=chat_body("abcd abca", stop=stop, max_tokens=400))).json()
+async def test_a_stop_string_ends_the_answer_before_it(own_http, engine, stop):
+    answer = (await own_http.post(CHAT, json=chat_body("abcd abca", stop=stop, max_tokens=400))).json()
     assert answer["choices"][0]["message"]["content"] == "abcd a"
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] == 9
@@ -149,9 +149,9 @@ async def test_recommended_sampling_fills_only_what_is_unset():
     assert (seen[1].temperature, round(seen[1].top_p, 3), seen[1].top_k) == (0.0, 0.9, 0)
 
 
-async def test_a_salt_reaches_the_engine(http, engine):
-    seen, submit = [], engine.submit
-    engine.submit = lambda request: (seen.append(request.cache_salt), submit(request))
+async def test_a_salt_reaches_the_engine(http, shared, monkeypatch):
+    seen, submit = [], shared.engine.submit
+    monkeypatch.setattr(shared.engine, "submit", lambda request: (seen.append(request.cache_salt), submit(request)))
     await http.post(COMPLETIONS, json=completion_body())
     await http.post(CHAT, json=chat_body(cache_salt="tenant"))
     assert seen == ["", "tenant"]
@@ -172,7 +172,7 @@ async def test_text_arrives_while_the_answer_is_made(gateway, engine):
     assert len(pieces) >= 5
 
 
-async def test_http_pipelines_stay_usable_after_an_error(gateway):
-    async with httpx.AsyncClient(base_url=gateway.url, limits=httpx.Limits(max_connections=1)) as client:
+async def test_http_pipelines_stay_usable_after_an_error(shared_gateway):
+    async with httpx.AsyncClient(base_url=shared_gateway.url, limits=httpx.Limits(max_connections=1)) as client:
         assert (await client.post(CHAT, content=b"{")).status_code == 400
         assert (await client.post(CHAT, json=chat_body())).status_code == 200

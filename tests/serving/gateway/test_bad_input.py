@@ -13,7 +13,6 @@ from schemathesis.config import SchemathesisConfig
 from serving.gateway import body as body_module
 from serving.gateway.protocol import MAX_HEADER_BYTES, GatewayProtocol
 from tests.fakes import FAKE_NAME
-from tests.services import running_gateway
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GOOD = {"model": FAKE_NAME, "prompt": "abc", "max_tokens": 3}
@@ -64,43 +63,57 @@ async def test_a_bad_body_is_a_400(checked, name):
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_body_that_dribbles_is_given_up(replica, monkeypatch):
+PATHS = (CHAT, COMPLETIONS, "/v1/responses", "/v1/chat", "/v1/embeddings", "/tokenize", "/detokenize")
+ANYWHERE = ("{", "[]", '"x"', "", '{"a": NaN}', '{"a": "\\ud800"}', nested(5_000), "\x00", '{"no_such_field": 1}')
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_every_endpoint_refuses_what_is_no_body(checked, path):
+    for body in ANYWHERE:
+        response = await checked.post(path, content=body.encode())
+        assert response.status_code == 400, (body[:20], response.text)
+        assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+async def test_a_body_that_dribbles_is_given_up(shared_gateway, monkeypatch):
     monkeypatch.setattr(body_module, "BODY_TIMEOUT_S", 0.1)
-    async with running_gateway(replica.address) as gateway:
-        reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
-        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())
-        assert b" 408 " in await asyncio.wait_for(reader.readline(), 5)
-        writer.close()
-        assert (await gateway.http.post(COMPLETIONS, json=GOOD)).status_code == 200
+    reader, writer = await connected(shared_gateway)
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())
+    assert b" 408 " in await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+    assert (await shared_gateway.http.post(COMPLETIONS, json=GOOD)).status_code == 200
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"])
-async def test_headers_that_dribble_close_the_connection(replica, monkeypatch, start):
+async def test_headers_that_dribble_close_the_connection(shared_gateway, monkeypatch, start):
     monkeypatch.setattr(GatewayProtocol, "headers_timeout_s", 0.1)
-    async with running_gateway(replica.address) as gateway:
-        reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
-        writer.write(start)
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-        writer.close()
-        assert (await gateway.http.post(COMPLETIONS, json=GOOD)).status_code == 200
+    reader, writer = await connected(shared_gateway)
+    writer.write(start)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+    assert (await shared_gateway.http.post(COMPLETIONS, json=GOOD)).status_code == 200
 
 
-async def test_headers_without_end_are_refused(gateway):
-    reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
+async def test_headers_without_end_are_refused(shared_gateway):
+    reader, writer = await connected(shared_gateway)
     line = b"x: " + b"y" * 1000 + b"\r\n"
     writer.write(b"GET /health HTTP/1.1\r\n" + line * (MAX_HEADER_BYTES // 1000 + 2))
     assert b" 400 " in await asyncio.wait_for(reader.readline(), 5)
     writer.close()
-    assert (await gateway.http.post(COMPLETIONS, json=GOOD)).status_code == 200
+    assert (await shared_gateway.http.post(COMPLETIONS, json=GOOD)).status_code == 200
+
+
+def connected(gateway):
+    return asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
 
 
 @pytest.mark.slow
-async def test_no_document_of_the_schema_breaks_the_service(gateway):
+async def test_no_document_of_the_schema_breaks_the_service(shared_gateway):
     """Bodies that follow /openapi.json, and bodies that almost do, for every path. Schemathesis waits, so it has a
     thread of its own."""
-    num_operations = await asyncio.to_thread(fuzz_every_operation, gateway.url)
+    num_operations = await asyncio.to_thread(fuzz_every_operation, shared_gateway.url)
     assert num_operations >= 14
-    good = await gateway.http.post(COMPLETIONS, json=GOOD)
+    good = await shared_gateway.http.post(COMPLETIONS, json=GOOD)
     assert good.json()["choices"][0]["text"] == "abc"
 
 

@@ -15,10 +15,9 @@ EVEN, ODD = [0.6, 0.0, 0.8], [0.8, 0.0, -0.6]
 CONFIG = EngineConfig("nowhere", embeddings="mean")
 
 
-@pytest.fixture
-async def replica(engine):
-    async with running_replica(engine, config=CONFIG) as running:
-        yield running
+@pytest.fixture(scope="module")
+def service():
+    return {"config": CONFIG}
 
 
 def body(given="ab", **fields):
@@ -96,9 +95,9 @@ async def test_without_the_flag_it_is_refused_in_a_sentence():
     assert "--embeddings mean or last" in response.json()["error"]["message"]
 
 
-async def test_the_official_client_with_its_defaults(gateway):
+async def test_the_official_client_with_its_defaults(shared_gateway):
     """It asks for base64 and decodes it itself."""
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{shared_gateway.url}/v1", api_key="none", max_retries=0) as client:
         answer = await client.embeddings.create(model=FAKE_NAME, input=["ab", "abc"])
     assert [row.embedding for row in answer.data] == [pytest.approx(EVEN), pytest.approx(ODD)]
     assert answer.usage.prompt_tokens == 5

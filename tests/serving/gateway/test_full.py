@@ -65,17 +65,17 @@ async def test_the_official_client_rides_through_a_burst(monkeypatch):
     """Ten times what the gateway takes, default retries; clocks and sleeps run HURRY times faster."""
     real_sleep = anyio.sleep
     monkeypatch.setattr(anyio, "sleep", lambda seconds: real_sleep(seconds / HURRY))
-    engine = FakeEngineLoop(step_delay_s=0.002, num_slots=2)
-    config = EngineConfig("nowhere", num_slots=2)
+    engine = FakeEngineLoop(step_delay_s=0.002, num_slots=1)
+    config = EngineConfig("nowhere", num_slots=1)
     async with (
         running_replica(engine, config=config) as replica,
-        running_gateway(replica.address, max_queued=4) as gateway,
+        running_gateway(replica.address, max_queued=2) as gateway,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client,
     ):
         hurry_admission(gateway.admission)
-        answers = await asyncio.gather(*(client.completions.create(**body()) for _ in range(40)))
-    assert [answer.choices[0].text for answer in answers] == ["abca"] * 40
-    assert engine.num_tokens_made == 40 * 4, "the refused cost the engine nothing"
+        answers = await asyncio.gather(*(client.completions.create(**body()) for _ in range(20)))
+    assert [answer.choices[0].text for answer in answers] == ["abca"] * 20
+    assert engine.num_tokens_made == 20 * 4, "the refused cost the engine nothing"
 
 
 def hurry_admission(admission: Admission):

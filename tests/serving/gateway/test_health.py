@@ -66,22 +66,22 @@ async def test_not_ready_without_a_replica():
         assert "podstream:replica_up 0.0" in (await http.get("/metrics")).text
 
 
-async def test_models_are_listed(http, engine):
+async def test_models_are_listed(http, shared):
     listed = (await http.get("/v1/models")).json()
     (row,) = listed["data"]
     assert listed["object"] == "list"
-    assert (row["id"], row["object"], row["max_model_len"]) == (FAKE_NAME, "model", engine.max_seq_len)
+    assert (row["id"], row["object"], row["max_model_len"]) == (FAKE_NAME, "model", shared.engine.max_seq_len)
     assert (await http.get(f"/v1/models/{FAKE_NAME}")).json() == row
     missing = await http.get("/v1/models/org/other")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"
 
 
-async def test_metrics_count_requests_and_tokens(http):
+async def test_metrics_count_requests_and_tokens(own_http):
     for max_tokens in (3, 5):
-        await http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "abc", "max_tokens": max_tokens})
-    await http.post("/v1/completions", json={"model": "gpt-9", "prompt": "abc"})
-    response = await http.get("/metrics")
+        await own_http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "abc", "max_tokens": max_tokens})
+    await own_http.post("/v1/completions", json={"model": "gpt-9", "prompt": "abc"})
+    response = await own_http.get("/metrics")
     samples = samples_of(response.text)
     assert response.headers["content-type"].startswith("text/plain")
     assert samples["vllm:request_success_total", "length"] == 2
@@ -113,6 +113,57 @@ async def test_metrics_count_requests_and_tokens(http):
     assert "gpt-9" not in response.text
 
 
+GAUGES = (
+    "num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc",
+    "cache_config_info", "engine_sleep_state",
+)  # fmt: skip
+COUNTERS = (
+    "prompt_tokens", "prompt_tokens_cached", "prompt_tokens_by_source", "generation_tokens", "request_success",
+    "num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries",
+    "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits", "spec_decode_num_drafts",
+    "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
+)  # fmt: skip
+LATENCY = ".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
+TOKEN_GAP = ".01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80"
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560",
+    "inter_token_latency_seconds": TOKEN_GAP,
+    "request_time_per_output_token_seconds": TOKEN_GAP,
+    "e2e_request_latency_seconds": LATENCY,
+    "request_queue_time_seconds": LATENCY,
+    "request_prefill_time_seconds": LATENCY,
+    "request_decode_time_seconds": LATENCY,
+    "request_inference_time_seconds": LATENCY,
+    "request_prompt_tokens": "1 2 5 10 20 50",
+    "request_generation_tokens": "1 2 5 10 20 50",
+    "request_prefill_kv_computed_tokens": "1 2 5 10 20 50",
+    "request_max_num_generation_tokens": "1 2 5 10 20 50",
+    "request_params_max_tokens": "1 2 5 10 20 50",
+    "request_params_n": "1 2 5 10 20",
+    "iteration_tokens_total": "1",
+}
+
+
+async def test_every_family_that_dashboards_ask_for_has_its_name_type_labels_and_buckets(http):
+    await http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "abc", "max_tokens": 3})
+    families = {f.name: f for f in text_string_to_metric_families((await http.get("/metrics")).text)}
+    kinds = {"gauge": GAUGES, "counter": COUNTERS, "histogram": HISTOGRAMS}
+    for kind, names in kinds.items():
+        for name in names:
+            family = families[f"vllm:{name}"]
+            assert family.type == kind, name
+            for sample in family.samples:
+                assert (sample.labels["model_name"], sample.labels["engine"]) == (FAKE_NAME, "0"), name
+    for name, buckets in HISTOGRAMS.items():
+        bounds = [s.labels["le"] for s in families[f"vllm:{name}"].samples if s.name.endswith("_bucket")]
+        wanted = [float(bound) for bound in buckets.split()]
+        assert [float(bound) for bound in bounds[: len(wanted)]] == wanted, name
+        assert bounds[-1] == "+Inf"
+    sources = {s.labels["source"]: s.value for s in families["vllm:prompt_tokens_by_source"].samples}
+    assert sources.keys() == {"local_compute", "local_cache_hit", "external_kv_transfer"}
+    assert families["vllm:cache_config_info"].samples[0].labels["kv_cache_max_concurrency"] == "2.00"
+
+
 async def test_a_cancelled_request_counts_as_aborted(gateway, engine):
     engine.go.clear()
     async with gateway.http.stream("POST", "/v1/completions", json={"model": FAKE_NAME, "prompt": "x", "stream": True}):
@@ -130,13 +181,13 @@ async def test_a_request_id_is_returned_or_made(http):
     assert len(made.headers["x-request-id"]) == len(silly.headers["x-request-id"]) == 32
 
 
-async def test_http_requests_are_counted_by_path_and_class(http):
-    await http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "abc", "max_tokens": 3})
-    await http.post("/v1/completions", content=b"{")
-    await http.get("/v1/models/some/other")
-    await http.get("/etc/passwd")
-    await http.get("/health")
-    text = (await http.get("/metrics")).text
+async def test_http_requests_are_counted_by_path_and_class(own_http):
+    await own_http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "abc", "max_tokens": 3})
+    await own_http.post("/v1/completions", content=b"{")
+    await own_http.get("/v1/models/some/other")
+    await own_http.get("/etc/passwd")
+    await own_http.get("/health")
+    text = (await own_http.get("/metrics")).text
     for labels in (
         'handler="/v1/completions",method="POST",status="2xx"',
         'handler="/v1/completions",method="POST",status="4xx"',
@@ -148,10 +199,10 @@ async def test_http_requests_are_counted_by_path_and_class(http):
     assert "passwd" not in text and 'handler="/health"' not in text
 
 
-async def test_what_was_asked_for_is_observed(http):
+async def test_what_was_asked_for_is_observed(own_http):
     fields = {"model": FAKE_NAME, "prompt": "abc", "max_tokens": 4}
-    await http.post("/v1/completions", json={**fields, "n": 2})
-    samples = samples_of((await http.get("/metrics")).text)
+    await own_http.post("/v1/completions", json={**fields, "n": 2})
+    samples = samples_of((await own_http.get("/metrics")).text)
     for name, total in {"params_n": 2, "params_max_tokens": 4, "prefill_kv_computed_tokens": 3}.items():
         assert samples[f"vllm:request_{name}_sum", None] == total
     assert samples["vllm:request_decode_time_seconds_count", None] == 2

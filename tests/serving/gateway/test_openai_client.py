@@ -8,9 +8,9 @@ from tests.fakes import FAKE_NAME
 MESSAGES = [{"role": "user", "content": "héllo "}]
 
 
-@pytest.fixture
-async def client(gateway):
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+@pytest.fixture(scope="module")
+async def client(shared_gateway):
+    async with openai.AsyncOpenAI(base_url=f"{shared_gateway.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -46,8 +46,9 @@ async def test_errors_have_their_classes(client):
     assert too_long.value.code == "context_length_exceeded"
 
 
-async def test_an_error_in_a_stream_is_raised(client, engine):
+async def test_an_error_in_a_stream_is_raised(client, gateway, engine):
     engine.step_delay_s = 0.005
+    client = client.with_options(base_url=f"{gateway.url}/v1")
     stream = await client.chat.completions.create(model=FAKE_NAME, messages=MESSAGES, stream=True)
     with pytest.raises(openai.APIError, match="the fake engine failed"):
         async for _ in stream:

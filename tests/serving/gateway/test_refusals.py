@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fakes import FAKE_NAME, FakeEngineLoop
-from tests.services import running_gateway, running_replica
+from tests.services import EngineConfig, running_gateway, running_replica
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -90,6 +90,11 @@ async def test_all_seeds_of_64_bits_are_welcome(http, seed):
     assert (await http.post(COMPLETIONS, json=body)).status_code == 200
 
 
+async def test_a_suffix_is_refused(http):
+    body = {"model": FAKE_NAME, "prompt": "abc", "suffix": "def"}
+    assert error_of(await http.post(COMPLETIONS, json=body), 400)["param"] == "suffix"
+
+
 @pytest.mark.parametrize("wrong", [6, -1, True, "1"])
 async def test_completions_tell_at_most_five_rivals(http, wrong):
     body = {"model": FAKE_NAME, "prompt": "abc", "logprobs": wrong}
@@ -159,8 +164,8 @@ async def test_no_such_path_and_wrong_method(http):
     assert error_of(await http.get(CHAT), 405)["code"] == "method_not_allowed"
 
 
-async def test_a_body_that_is_too_large():
-    async with running_replica() as replica, running_gateway(replica.address, max_body_bytes=1000) as gateway:
+async def test_a_body_that_is_too_large(shared):
+    async with running_gateway(shared.address, max_body_bytes=1000) as gateway:
         declared = await gateway.http.post(CHAT, content=b"x" * 1001)
 
         async def pieces():
@@ -191,8 +196,6 @@ async def test_a_full_gateway_says_when_to_come_back(gateway, engine):
 
 
 async def test_a_full_replica_refuses_before_the_status_line():
-    from tests.services import EngineConfig
-
     engine = FakeEngineLoop(num_slots=1)
     engine.go.clear()
     config = EngineConfig("nowhere", num_slots=1, max_waiting=1)

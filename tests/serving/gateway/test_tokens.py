@@ -7,9 +7,9 @@ from tests.fakes import FAKE_NAME
 MESSAGES = [{"role": "user", "content": "hé"}]
 
 
-async def test_a_prompt_becomes_tokens_and_text_again(http, engine):
+async def test_a_prompt_becomes_tokens_and_text_again(http, shared):
     told = (await http.post("/tokenize", json={"prompt": "hé", "return_token_strs": True})).json()
-    assert told == {"count": 3, "max_model_len": engine.max_seq_len, "tokens": [104, 195, 169],
+    assert told == {"count": 3, "max_model_len": shared.engine.max_seq_len, "tokens": [104, 195, 169],
                     "token_strs": ["h", "\ufffd", "\ufffd"]}  # fmt: skip
     assert (await http.post("/detokenize", json={"tokens": told["tokens"]})).json() == {"prompt": "hé"}
 

@@ -9,7 +9,7 @@ from serving.config import EngineConfig
 from serving.errors import InvalidRequest
 from serving.gateway.schema import parse_chat
 from tests.fakes import FAKE_NAME, FakeEngineLoop, fake_card, sse_events
-from tests.services import running_app, running_gateway, running_replica
+from tests.services import running_app, running_replica
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{# tools <tool_call> </think> #}"
@@ -40,10 +40,9 @@ def body(says="", **fields):
     }
 
 
-@pytest.fixture
-async def replica(engine):
-    async with running_replica(engine, card=fake_card(TEMPLATE)) as running:
-        yield running
+@pytest.fixture(scope="module")
+def service():
+    return {"card": fake_card(TEMPLATE)}
 
 
 async def whole(http, **fields):
@@ -197,11 +196,9 @@ async def test_a_template_without_tools_has_them_described():
         assert message["content"] == "Be kind.\n\nYou may call one or more of these"[:40]
 
 
-async def test_the_official_client_reads_calls(engine):
+async def test_the_official_client_reads_calls(shared_gateway):
     async with (
-        running_replica(engine, card=fake_card(TEMPLATE)) as replica,
-        running_gateway(replica.address) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        openai.AsyncOpenAI(base_url=f"{shared_gateway.url}/v1", api_key="none", max_retries=0) as client,
         client.chat.completions.stream(**body(CALLS)) as stream,
     ):
         message = (await stream.get_final_completion()).choices[0].message

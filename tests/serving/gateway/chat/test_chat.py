@@ -5,9 +5,10 @@ import json
 
 import pytest
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosedError
 
 from tests.fakes import FAKE_NAME, fake_card, sse_events
-from tests.services import running_replica, until
+from tests.services import running_gateway, until
 
 CHAT = "/v1/chat"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{# tools <tool_call> </think> #}"
@@ -15,10 +16,9 @@ TOOL = {"type": "function", "function": {"name": "look"}}
 ANSWER = '<think>hm</think>\nSee.\n<tool_call>\n{"name": "look", "arguments": {"at": 3}}\n</tool_call>'
 
 
-@pytest.fixture
-async def replica(engine):
-    async with running_replica(engine, card=fake_card(TEMPLATE)) as running:
-        yield running
+@pytest.fixture(scope="module")
+def service():
+    return {"card": fake_card(TEMPLATE)}
 
 
 def body(text="abc", **fields):
@@ -79,10 +79,20 @@ async def test_an_error_is_the_last_event(gateway, engine):
     assert (events[-1]["type"], events[-1]["error"]["code"]) == ("error", "engine_failed")
 
 
+def connected(gateway):
+    return connect(gateway.url.replace("http", "ws") + "/v1/chat/ws", proxy=None)
+
+
 @pytest.fixture
-async def socket(gateway):
-    async with connect(gateway.url.replace("http", "ws") + "/v1/chat/ws", proxy=None) as connected:
-        yield connected
+async def socket(shared_gateway):
+    async with connected(shared_gateway) as socket:
+        yield socket
+
+
+@pytest.fixture
+async def own_socket(gateway):
+    async with connected(gateway) as socket:
+        yield socket
 
 
 async def say(socket, **message):
@@ -105,23 +115,23 @@ async def test_several_turns_on_one_socket_are_those_of_sse(socket, http):
         assert [{**e, "id": 0} for e in told] == [{**e, "id": 0} for e in over_sse]
 
 
-async def test_a_turn_can_be_cancelled_and_the_next_one_goes_on(socket, engine, gateway):
+async def test_a_turn_can_be_cancelled_and_the_next_one_goes_on(own_socket, engine, gateway):
     engine.step_delay_s = 0.005
-    await say(socket, type="chat", **body(max_tokens=400))
-    await socket.recv()
-    await say(socket, type="cancel")
-    while (event := json.loads(await socket.recv()))["type"] != "end":
+    await say(own_socket, type="chat", **body(max_tokens=400))
+    await own_socket.recv()
+    await say(own_socket, type="cancel")
+    while (event := json.loads(await own_socket.recv()))["type"] != "end":
         pass
     assert event["finish_reason"] == "cancelled"
     await until(lambda: engine.aborted)
     await until(lambda: gateway.admission.num_in_flight == 0)
-    await say(socket, type="chat", **body())
-    assert (await turn(socket))[-1]["completion_tokens"] == 3
+    await say(own_socket, type="chat", **body())
+    assert (await turn(own_socket))[-1]["completion_tokens"] == 3
 
 
 async def test_a_client_that_leaves_frees_its_slot(gateway, engine):
     engine.step_delay_s = 0.005
-    async with connect(gateway.url.replace("http", "ws") + "/v1/chat/ws", proxy=None) as socket:
+    async with connected(gateway) as socket:
         await say(socket, type="chat", **body(max_tokens=400))
         await socket.recv()
     await until(lambda: engine.aborted)
@@ -137,24 +147,20 @@ async def test_a_bad_message_is_told_and_the_socket_goes_on(socket, message):
     assert (await turn(socket))[-1]["type"] == "usage"
 
 
-async def test_one_turn_at_a_time(socket, engine):
+async def test_one_turn_at_a_time(own_socket, engine):
     engine.go.clear()
-    await say(socket, type="chat", **body())
-    await say(socket, type="chat", **body())
-    (error,) = await turn(socket)
+    await say(own_socket, type="chat", **body())
+    await say(own_socket, type="chat", **body())
+    (error,) = await turn(own_socket)
     assert "a turn is running" in error["error"]["message"]
     engine.go.set()
-    assert (await turn(socket))[-1]["type"] == "usage"
+    assert (await turn(own_socket))[-1]["type"] == "usage"
 
 
-async def test_a_message_that_is_too_large_closes_the_socket(replica):
-    from websockets.exceptions import ConnectionClosedError
-
-    from tests.services import running_gateway
-
+async def test_a_message_that_is_too_large_closes_the_socket(shared):
     async with (
-        running_gateway(replica.address, max_body_bytes=1000) as gateway,
-        connect(gateway.url.replace("http", "ws") + "/v1/chat/ws", proxy=None) as socket,
+        running_gateway(shared.address, max_body_bytes=1000) as gateway,
+        connected(gateway) as socket,
     ):
         await say(socket, type="chat", **body("x" * 2000))
         with pytest.raises(ConnectionClosedError):

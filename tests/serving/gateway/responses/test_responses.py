@@ -6,7 +6,6 @@ import openai
 import pytest
 
 from tests.fakes import FAKE_NAME, fake_card
-from tests.services import running_replica
 
 RESPONSES = "/v1/responses"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{# tools <tool_call> </think> #}"
@@ -14,10 +13,9 @@ TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "pr
 ANSWER = '<think>hm</think>\nSee.\n<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
 
 
-@pytest.fixture
-async def replica(engine):
-    async with running_replica(engine, card=fake_card(TEMPLATE)) as running:
-        yield running
+@pytest.fixture(scope="module")
+def service():
+    return {"card": fake_card(TEMPLATE)}
 
 
 def body(text="abc", **fields):
@@ -126,8 +124,8 @@ async def test_a_field_is_refused_by_name(http, fields, param):
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
-async def test_the_official_client(gateway):
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+async def test_the_official_client(shared_gateway):
+    async with openai.AsyncOpenAI(base_url=f"{shared_gateway.url}/v1", api_key="none", max_retries=0) as client:
         whole = await client.responses.create(**body(ANSWER, tools=[TOOL]))
         assert whole.output_text == "See."
         async with client.responses.stream(**body("abc<|end|>")) as stream:

@@ -66,21 +66,35 @@ class Tools:
             writer.close()
 
 
-@pytest.fixture
-def tools():
-    return Tools()
-
-
-@pytest.fixture
-async def replica():
+@pytest.fixture(scope="module")
+async def shared():
     async with running_replica(FakeEngineLoop(max_seq_len=2000), card=fake_card(TEMPLATE)) as running:
         yield running
 
 
-@pytest.fixture
-async def http(replica, tools):
-    async with tools.running() as served, running_app(replica.address, tools=served) as client:
+@pytest.fixture(scope="module")
+async def shared_tools():
+    tools = Tools()
+    async with tools.running() as served:
+        yield tools, served
+
+
+@pytest.fixture(scope="module")
+async def http(shared, shared_tools):
+    async with running_app(shared.address, tools=shared_tools[1]) as client:
         yield client
+
+
+@pytest.fixture
+def tools(shared_tools):
+    tools = shared_tools[0]
+    tools.answers, tools.asked = {}, []
+    return tools
+
+
+@pytest.fixture
+def own_tools():
+    return Tools()
 
 
 def body(says, **fields):
@@ -126,11 +140,11 @@ async def test_calls_of_one_round_run_together_and_answer_in_order(http, tools):
     assert message["content"] == "noon rain"
 
 
-async def test_rounds_end_at_the_limit_and_then_nothing_can_be_called(replica, tools):
-    tools.answers["clock"] = again = call("clock")
-    async with tools.running(max_rounds=2) as served, running_app(replica.address, tools=served) as http:
+async def test_rounds_end_at_the_limit_and_then_nothing_can_be_called(shared, own_tools):
+    own_tools.answers["clock"] = again = call("clock")
+    async with own_tools.running(max_rounds=2) as served, running_app(shared.address, tools=served) as http:
         message, reason, _ = await whole(http, again)
-    assert len(tools.asked) == 2
+    assert len(own_tools.asked) == 2
     assert (message["content"], reason) == (f"{again} {again}", "stop"), "what looks like a call is text then"
 
 
@@ -151,9 +165,9 @@ async def test_what_goes_wrong_is_told_to_the_model(http, tools, monkeypatch, sa
     assert message["content"].startswith(told) and reason == "stop"
 
 
-async def test_a_tool_that_is_not_there_is_told_to_the_model(replica):
+async def test_a_tool_that_is_not_there_is_told_to_the_model(shared):
     served = ServerTools(tool=[ServerTool(name="gone", url="http://127.0.0.1:9/")])
-    async with running_app(replica.address, tools=served) as http:
+    async with running_app(shared.address, tools=served) as http:
         assert (await whole(http, call("gone")))[0]["content"] == "error: gone cannot be reached."
         figures = (await http.get("/metrics")).text
     assert 'podstream:server_tool_calls_total{outcome="failed",tool="gone"} 1.0' in figures
@@ -215,10 +229,10 @@ async def test_refusals(http, fields, words):
     assert error["param"] == "server_tools" and words in error["message"]
 
 
-async def test_every_protocol_runs_them(replica, tools):
-    tools.answers["clock"] = "noon"
+async def test_every_protocol_runs_them(shared, own_tools):
+    own_tools.answers["clock"] = "noon"
     asked = body(call("clock"))
-    async with tools.running() as served, running_gateway(replica.address, tools=served) as gateway:
+    async with own_tools.running() as served, running_gateway(shared.address, tools=served) as gateway:
         short = await gateway.http.post("/v1/chat", json=asked | {"stream": False})
         assert short.json()["text"] == "noon"
         named = {"type": "function", "name": "clock"}
@@ -237,21 +251,25 @@ async def test_every_protocol_runs_them(replica, tools):
         await until(lambda: gateway.admission.num_in_flight == gateway.client.num_in_flight == 0)
 
 
-async def test_a_client_that_leaves_ends_the_tool_and_gives_its_place_back(replica, tools):
-    async with tools.running() as served, running_gateway(replica.address, tools=served) as gateway:
+async def test_a_client_that_leaves_ends_the_tool_and_gives_its_place_back(shared, own_tools):
+    async with own_tools.running() as served, running_gateway(shared.address, tools=served) as gateway:
         asking = asyncio.create_task(gateway.http.post(CHAT, json=body(call("weather"), stream=True)))
-        await until(lambda: tools.asked)
+        await until(lambda: own_tools.asked)
         assert gateway.admission.num_in_flight == 1, "its place is held while the tool runs"
         asking.cancel()
         await asyncio.wait([asking])
-        await until(lambda: not tools.num_open and gateway.admission.num_in_flight == 0)
+        await until(lambda: not own_tools.num_open and gateway.admission.num_in_flight == 0)
         assert gateway.client.num_in_flight == 0
 
 
-async def test_a_replica_that_goes_away_meanwhile_is_an_error_in_the_stream(replica, tools):
-    async with tools.running() as served, running_gateway(replica.address, tools=served) as gateway:
+async def test_a_replica_that_goes_away_meanwhile_is_an_error_in_the_stream(own_tools):
+    async with (
+        running_replica(FakeEngineLoop(max_seq_len=2000), card=fake_card(TEMPLATE)) as replica,
+        own_tools.running() as served,
+        running_gateway(replica.address, tools=served) as gateway,
+    ):
         asking = asyncio.create_task(gateway.http.post(CHAT, json=body(call("slow"), stream=True)))
-        await until(lambda: tools.asked)
+        await until(lambda: own_tools.asked)
         await replica.server.stop(0)
         events = sse_events((await asking).text)
     assert events[-1]["error"]["code"] == "replica_unavailable"
