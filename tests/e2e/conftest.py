@@ -15,6 +15,8 @@ import httpx
 import openai
 import pytest
 
+from tests.collector import collecting
+
 START_TIMEOUT_S = 300
 SMALL = (
     "--slots",
@@ -80,7 +82,8 @@ def free_port():
 
 def clean_environment():
     """Without what tests/conftest.py set for this process: the programs must work as they come."""
-    return {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    own = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    return {**own, "OTEL_BSP_SCHEDULE_DELAY": "100"}  # spans leave soon
 
 
 @contextmanager
@@ -119,7 +122,14 @@ def compile_cache(tmp_path_factory, worker_id):
 
 
 @pytest.fixture(scope="session")
-def server(demo_model, compile_cache):
-    with serving(demo_model, compile_cache, *SMALL) as running:
+def collector():
+    """Of the shared server's traces."""
+    with collecting() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def server(demo_model, compile_cache, collector):
+    with serving(demo_model, compile_cache, *SMALL, "--otlp-traces", collector.url) as running:
         yield running
         assert running.metric("podstream:compiles_after_ready_total") == 0, "something was compiled in service"

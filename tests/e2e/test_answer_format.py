@@ -9,7 +9,7 @@ import pytest
 
 from tests.grammars import is_valid
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SCHEMA = {
     "type": "object",

@@ -1,8 +1,5 @@
 """The file of the server's tools: read once, and what is wrong with it said in a sentence."""
 
-import re
-from pathlib import Path
-
 import pytest
 
 from serving.errors import ConfigError
@@ -55,13 +52,6 @@ def test_what_is_wrong_is_named(tmp_path, text, words):
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, text)
     assert words in str(refused.value) and "tools.toml" in str(refused.value)
-
-
-def test_the_readmes_example_is_one(tmp_path):
-    readme = (Path(__file__).parents[4] / "README.md").read_text()
-    (example,) = [text for text in re.findall(r"```toml\n(.*?)```", readme, re.DOTALL) if "[[tool]]" in text]
-    (tool,) = read(tmp_path, example).tool
-    assert (tool.name, tool.timeout_s) == ("weather", 5)
 
 
 def test_a_file_that_is_not_there(tmp_path):
