@@ -9,7 +9,7 @@ import orjson
 from serving.dialect import ToolDialect
 from serving.engine.api import StepStats
 from serving.errors import EngineFailed, InvalidRequest, ServiceError, from_code
-from serving.replica.events import Delta, Finished, TokenLogprob
+from serving.replica.events import Delta, Ending, Finished, TokenLogprob
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.status import ReplicaState, ReplicaStatus
 from serving.request import (
@@ -135,14 +135,12 @@ def delta_from_pb(delta: pb.Delta, choice: int = 0) -> Delta:
     return Delta(delta.text, delta.num_tokens, logprobs, choice, prompt, delta.embedding)
 
 
-def finished_to_pb(
-    handle: int, reason: FinishReason, usage: Usage, error: ServiceError | None, phases: Phases | None = None
-) -> pb.Finished:
-    finished = pb.Finished(handle=handle, reason=reason.value, **_shallow_dict(usage))
-    if phases is not None:
-        finished.phases.CopyFrom(pb.Phases(**_shallow_dict(phases)))
-    if reason is FinishReason.ERROR:
-        finished.error.CopyFrom(error_to_pb(error or EngineFailed("the engine gave no reason.")))
+def finished_to_pb(handle: int, ending: Ending) -> pb.Finished:
+    finished = pb.Finished(handle=handle, reason=ending.reason.value, **_shallow_dict(ending.usage))
+    if ending.phases is not None:
+        finished.phases.CopyFrom(pb.Phases(**_shallow_dict(ending.phases)))
+    if ending.reason is FinishReason.ERROR:
+        finished.error.CopyFrom(error_to_pb(ending.error or EngineFailed("the engine gave no reason.")))
     return finished
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from serving.errors import ServiceError
 from serving.request import FinishReason, Phases, Usage
 
 
@@ -71,3 +72,14 @@ class Finished:
 
 
 Event = Accepted | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one answer ended, as the replica knows it; `error` is what a gateway sees in place of a Finished."""
+
+    reason: FinishReason
+    usage: Usage = Usage()  # noqa: RUF009 - frozen
+    error: ServiceError | None = None
+    phases: Phases | None = None
+    """None for one whose prompt was never computed."""

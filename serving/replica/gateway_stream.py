@@ -10,12 +10,12 @@ from serving import tracing
 from serving.context import REQUEST_ID
 from serving.errors import EngineFailed, ServiceError
 from serving.replica import convert
-from serving.replica.events import Accepted, Delta
+from serving.replica.events import Accepted, Delta, Ending
 from serving.replica.outbox import Outbox
 from serving.replica.prompts import ReadPrompt
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.running import RunningTable
-from serving.request import MAX_CHOICES, FinishReason, Phases, Request, Usage
+from serving.request import MAX_CHOICES, FinishReason, Request
 from serving.tracing import Arrived
 
 logger = logging.getLogger(__name__)
@@ -66,18 +66,11 @@ class GatewayStream:
     def add(self, handle: int, delta: Delta) -> None:
         self.outbox.add(handle, delta)
 
-    def finish(
-        self,
-        handle: int,
-        reason: FinishReason,
-        usage: Usage,
-        error: ServiceError | None = None,
-        phases: Phases | None = None,
-    ) -> None:
+    def finish(self, handle: int, ending: Ending) -> None:
         self._running.pop(handle, None)
         if trace := self._traces.pop(handle, None):
-            tracing.record_answer(trace, reason, usage, phases)
-        self.outbox.finish(handle, reason, usage, error, phases)
+            tracing.record_answer(trace, ending.reason, ending.usage, ending.phases)
+        self.outbox.finish(handle, ending)
 
     async def _enter(self, submit: pb.Submit, handles: range) -> None:
         try:
@@ -104,14 +97,14 @@ class GatewayStream:
 
     def _refuse(self, handles: range, error: ServiceError) -> None:
         for handle in handles:
-            self.finish(handle, FinishReason.ERROR, Usage(), error)
+            self.finish(handle, Ending(FinishReason.ERROR, error=error))
 
     def _entered(self, handles: range, task: asyncio.Task[None]) -> None:
         """Also called for a task that was cancelled before its first line ran."""
         for handle in handles:
             del self._entering[handle]
             if task.cancelled():
-                self.finish(handle, FinishReason.ABORT, Usage())
+                self.finish(handle, Ending(FinishReason.ABORT))
 
     def _cancel(self, handle: int) -> None:
         if task := self._entering.get(handle):

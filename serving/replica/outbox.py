@@ -7,12 +7,10 @@ the same request is joined, so memory is bounded by the answers themselves and n
 import asyncio
 from dataclasses import dataclass, field
 
-from serving.errors import ServiceError
 from serving.replica import convert
-from serving.replica.events import Accepted, Delta, TokenLogprob
+from serving.replica.events import Accepted, Delta, Ending, TokenLogprob
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.status import ReplicaStatus
-from serving.request import FinishReason, Phases, Usage
 
 MAX_UNSENT = 4096  # requests with unsent news; beyond it the gateway's own messages are not read
 
@@ -64,15 +62,8 @@ class Outbox:
         unsent.embedding = unsent.embedding or delta.embedding
         self._changed()
 
-    def finish(
-        self,
-        handle: int,
-        reason: FinishReason,
-        usage: Usage,
-        error: ServiceError | None = None,
-        phases: Phases | None = None,
-    ) -> None:
-        self._finished.append(convert.finished_to_pb(handle, reason, usage, error, phases))
+    def finish(self, handle: int, ending: Ending) -> None:
+        self._finished.append(convert.finished_to_pb(handle, ending))
         self._changed()
 
     def set_status(self, status: ReplicaStatus) -> None:

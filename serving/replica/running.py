@@ -9,11 +9,11 @@ from typing import Protocol
 from serving.engine.api import EngineRequest, Prefilled, SequenceOutput, StepOutput, StepStats
 from serving.errors import EngineFailed, ServiceError
 from serving.replica.answer import Answer
-from serving.replica.events import Delta
+from serving.replica.events import Delta, Ending
 from serving.replica.prompt_echo import PromptEcho
 from serving.replica.prompts import ReadPrompt
 from serving.replica.served import ServedModel
-from serving.request import FinishReason, Load, Phases, Usage
+from serving.request import FinishReason, Load, Phases
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +23,7 @@ class Listener(Protocol):
 
     def add(self, handle: int, delta: Delta) -> None: ...
 
-    def finish(
-        self,
-        handle: int,
-        reason: FinishReason,
-        usage: Usage,
-        error: ServiceError | None = None,
-        phases: Phases | None = None,
-    ) -> None: ...
+    def finish(self, handle: int, ending: Ending) -> None: ...
 
 
 @dataclass(slots=True)
@@ -139,7 +132,8 @@ class RunningTable:
 
     def _finish(self, engine_id: str, reason: FinishReason, error: ServiceError | None) -> None:
         running = self._running.pop(engine_id)
-        running.listener.finish(running.handle, reason, running.answer.usage, error, self._phases(running))
+        ending = Ending(reason, running.answer.usage, error, self._phases(running))
+        running.listener.finish(running.handle, ending)
 
     def _phases(self, running: _Running) -> Phases | None:
         """None for one whose prompt was never computed."""

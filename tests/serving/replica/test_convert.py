@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from serving import errors
 from serving.engine.api import StepStats
 from serving.replica import convert
-from serving.replica.events import Finished
+from serving.replica.events import Ending, Finished
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.status import ReplicaState, ReplicaStatus
 from serving.request import (
@@ -129,7 +129,7 @@ def test_a_status_comes_back(state):
 
 
 def test_an_end_comes_back():
-    end = convert.end_from_pb(convert.finished_to_pb(1, FinishReason.LENGTH, Usage(1, 2, 3, 4, 5, 6), None))
+    end = convert.end_from_pb(convert.finished_to_pb(1, Ending(FinishReason.LENGTH, Usage(1, 2, 3, 4, 5, 6))))
     assert end == Finished(FinishReason.LENGTH, Usage(1, 2, 3, 4, 5, 6))
 
 
@@ -144,11 +144,11 @@ def test_an_end_comes_back():
     ],
 )
 def test_an_error_comes_back(error):
-    back = convert.end_from_pb(convert.finished_to_pb(1, FinishReason.ERROR, Usage(), error))
+    back = convert.end_from_pb(convert.finished_to_pb(1, Ending(FinishReason.ERROR, error=error)))
     assert type(back) is type(error)
     assert (str(back), back.param, back.retry_after_s) == (str(error), error.param, error.retry_after_s)
 
 
 def test_an_error_without_a_cause_is_the_engines():
-    back = convert.end_from_pb(convert.finished_to_pb(1, FinishReason.ERROR, Usage(), None))
+    back = convert.end_from_pb(convert.finished_to_pb(1, Ending(FinishReason.ERROR)))
     assert isinstance(back, errors.EngineFailed)

@@ -1,7 +1,7 @@
 import asyncio
 
 from serving.replica import convert
-from serving.replica.events import Accepted, Delta, TokenLogprob
+from serving.replica.events import Accepted, Delta, Ending, TokenLogprob
 from serving.replica.outbox import Outbox
 from serving.replica.status import ReplicaState, ReplicaStatus
 from serving.request import FinishReason, Usage
@@ -12,7 +12,7 @@ async def test_everything_leaves_in_one_batch():
     outbox.accept(1, Accepted(3))
     outbox.add(1, Delta("a", 1))
     outbox.add(2, Delta("b", 1))
-    outbox.finish(1, FinishReason.STOP, Usage(3, 1))
+    outbox.finish(1, Ending(FinishReason.STOP, Usage(3, 1)))
     batch = await outbox.take()
     assert [a.handle for a in batch.accepted] == [1]
     assert [(d.handle, d.text) for d in batch.deltas] == [(1, "a"), (2, "b")]
@@ -45,9 +45,9 @@ async def test_only_the_newest_status_counts():
 
 async def test_a_gateway_that_does_not_read_is_not_listened_to():
     outbox = Outbox(max_unsent=2)
-    outbox.finish(1, FinishReason.STOP, Usage())
+    outbox.finish(1, Ending(FinishReason.STOP))
     await asyncio.wait_for(outbox.room(), 1)
-    outbox.finish(2, FinishReason.STOP, Usage())
+    outbox.finish(2, Ending(FinishReason.STOP))
     waiting = asyncio.create_task(outbox.room())
     await asyncio.sleep(0.01)
     assert not waiting.done()
