@@ -6,7 +6,6 @@ the call wherever it stands, also before the first token.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -16,12 +15,14 @@ from starlette.types import Receive, Scope, Send
 from serving.errors import EngineFailed, ServiceError
 from serving.gateway import sse
 from serving.gateway.choice import Choice
+from serving.gateway.disconnect import run_while_connected
 from serving.gateway.errors import error_response
 from serving.gateway.exchange import CallExchange, Exchange
 from serving.gateway.formats import AnswerFormat
 from serving.gateway.keep_alive import KeepAlive
-from serving.gateway.protocol import PartWriter
-from serving.gateway.pump import Pump
+from serving.gateway.protocol import Connection
+from serving.gateway.pump import EventWriter, Pump
+from serving.gateway.transcript import Said
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class AnswerResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_while_connected(receive, self._answer(scope, receive, send))
+            await run_while_connected(scope, receive, self._answer(scope, receive, send))
         finally:
             self._exchange.close()
 
@@ -50,25 +51,30 @@ class AnswerResponse(Response):
         if response is not None:
             await response(scope, receive, send)
         else:
-            await self._send_stream(send, PartWriter.of(scope))
+            await self._send_stream(send, Connection.of(scope))
 
     async def _whole(self) -> Response:
         exchange = self._exchange
         choices = [Choice() for _ in range(exchange.num_choices)]
-        while not exchange.is_complete:
-            said = await exchange.next()
+
+        def tell(said: Said) -> None:
             choices[said.choice].see(said)
+
+        if isinstance(exchange, CallExchange):
+            await Pump(exchange, tell).run()
+        while not exchange.is_complete:
+            tell(await exchange.next())
         write = partial(self._format.whole, choices, exchange.usage)
         # What is said of long prompts is megabytes of JSON, which would hold up all other streams.
         body = await asyncio.to_thread(write) if any(choice.prompt for choice in choices) else write()
         return Response(body, media_type="application/json")
 
-    async def _send_stream(self, send: Send, writer: PartWriter | None) -> None:
+    async def _send_stream(self, send: Send, connection: Connection | None) -> None:
         await send(_stream_start())
-        stream = KeepAlive(send)
+        stream = KeepAlive(send, connection)
         stream.start()
         try:
-            last = await self._send_events(stream, writer)
+            last = await self._send_events(stream, connection)
         except ServiceError as error:
             last = self._format.error(error)
         except Exception:
@@ -78,40 +84,25 @@ class AnswerResponse(Response):
             stream.stop()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send_events(self, stream: KeepAlive, writer: PartWriter | None) -> bytes:
+    async def _send_events(self, stream: KeepAlive, connection: Connection | None) -> bytes:
         """Returns what closes the stream, so that it leaves together with its end."""
         send = stream.send
         exchange = self._exchange
-        for choice in range(exchange.num_choices):
-            if opening := self._format.opening(choice):
-                await _send_part(send, opening)
-        if writer is not None and isinstance(exchange, CallExchange):
-            return await Pump(exchange, self._format, writer, stream).run()
+        opening = b"".join([self._format.opening(choice) for choice in range(exchange.num_choices)])
+        if opening and self._format.opens_at_once:
+            await _send_part(send, opening)
+            opening = b""
+        if connection is not None and isinstance(exchange, CallExchange):
+            writer = EventWriter(exchange, self._format, connection, opening)
+            await Pump(exchange, writer.tell, connection).run(writer.lane())
+            return writer.last
         while True:
             part = self._format.said(await exchange.next())
             if exchange.is_complete:
-                return part + self._format.end(exchange.usage)
+                return opening + part + self._format.end(exchange.usage)
             if part:
-                await _send_part(send, part)
-
-
-async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end, or cancel it when the client goes away."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+                await _send_part(send, opening + part)
+                opening = b""
 
 
 async def _send_part(send: Send, body: bytes) -> None:

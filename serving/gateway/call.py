@@ -82,14 +82,15 @@ class Call:
 
     def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
         """From now on `on_news` is called when there is something for `poll`, and `next` is not. `sink` as the
-        Generation has it; what it takes must be given to `see`."""
+        Generation has it; of what it takes `see_tokens` must be told."""
         assert self._generation is not None, "open() comes first"
         self._generation.listen(on_news, sink)
 
-    def see(self, delta: Delta) -> None:
-        """Time what a sink has taken."""
+    @property
+    def see_tokens(self) -> Callable[[int, int], None]:
+        """To time what a sink has taken: called with the choice and the number of tokens."""
         assert self._watch is not None, "open() comes first"
-        self._watch.see(delta)
+        return self._watch.see_tokens
 
     def poll(self) -> Delta | Finished | None:
         """What `next` would return if it is there already. Raises as it does."""
@@ -148,7 +149,7 @@ class Stopwatch:
     def see(self, event: Event) -> None:
         if isinstance(event, Delta):
             if event.num_tokens:
-                self._see_tokens(event.num_tokens, event.choice)
+                self.see_tokens(event.choice, event.num_tokens)
         elif isinstance(event, Finished):
             self._finished.append(event)
             if event.phases is not None:
@@ -165,7 +166,8 @@ class Stopwatch:
             self._ended = True
             self._metrics.finish(reason, time.perf_counter() - self._started, usage, longest)
 
-    def _see_tokens(self, num_tokens: int, choice: int) -> None:
+    def see_tokens(self, choice: int, num_tokens: int) -> None:
+        """New ones of one answer; 1 or more."""
         now, last = time.perf_counter(), self._last.get(choice)
         if last is not None:
             self._metrics.next_tokens(now - last, num_tokens)

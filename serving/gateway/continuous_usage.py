@@ -17,6 +17,8 @@ NOTHING_YET = b',"usage":null}\n\n'
 class ContinuousUsage:
     """Around the format of a chat or completion whose stream includes usage."""
 
+    opens_at_once = False
+
     def __init__(self, answer: AnswerFormat, prompt_tokens: Callable[[], int]) -> None:
         """`prompt_tokens` is asked once the replica has accepted."""
         self._format, self._prompt_tokens = answer, prompt_tokens
@@ -28,6 +30,9 @@ class ContinuousUsage:
     def said(self, said: Said) -> bytes:
         self._completion_tokens += said.num_tokens
         return self._with_usage(self._format.said(said))
+
+    def text_event(self) -> None:
+        return None
 
     def end(self, usage: Usage) -> bytes:
         return self._format.end(usage)

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serving.errors import InvalidRequest, ServiceError
-from serving.gateway.answer import run_while_connected
 from serving.gateway.body import read_json_object
 from serving.gateway.call import Services
+from serving.gateway.disconnect import run_while_connected
 from serving.gateway.errors import error_response
 from serving.gateway.labels import Labels
 from serving.gateway.openapi import reads
@@ -102,7 +102,7 @@ class EmbeddingsResponse(Response):
                 response = error_response(error)
             await response(scope, receive, send)
 
-        await run_while_connected(receive, answer())
+        await run_while_connected(scope, receive, answer())
 
     async def _make(self) -> Response:
         body = self._embeddings

@@ -7,7 +7,6 @@ from typing import Protocol
 from serving.gateway.call import Call, total_usage
 from serving.gateway.speech.speech import SpeechPlan
 from serving.gateway.transcript import Said, Transcript
-from serving.replica.events import Delta
 from serving.replica.inbox import Sink
 from serving.request import Usage
 
@@ -79,13 +78,24 @@ class CallExchange:
         return self._transcript.hear(await self._call.next())
 
     def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
-        """From now on `on_news` is called when there is something for `poll`, and `next` is not. `sink` gets each delta
-        before which nothing waits, as it comes; if it takes it, it must ask `hear` what it says."""
+        """From now on `on_news` is called when there is something for `poll`, and `next` is not. `sink` gets text
+        before which nothing waits, as it comes; of what it takes it must ask `hear_text` what it says, or where all
+        text is content tell `see_tokens`."""
         self._call.listen(on_news, sink)
 
-    def hear(self, delta: Delta) -> Said:
-        self._call.see(delta)
-        return self._transcript.hear(delta)
+    @property
+    def says_plain_text(self) -> bool:
+        """All text is content, as it comes."""
+        return self._plan.is_plain
+
+    @property
+    def see_tokens(self) -> Callable[[int, int], None]:
+        return self._call.see_tokens
+
+    def hear_text(self, choice: int, text: str, num_tokens: int) -> Said:
+        if num_tokens:
+            self._call.see_tokens(choice, num_tokens)
+        return self._transcript.hear_text(choice, text, num_tokens)
 
     def poll(self) -> Said | None:
         """What `next` would return if it is there already. Raises as it does."""

@@ -40,10 +40,18 @@ class AnswerHead:
 class AnswerFormat(Protocol):
     """How one endpoint writes an answer. `choice` counts the answers to one prompt from 0."""
 
+    opens_at_once: bool
+    """Whether the opening leaves when the request is accepted. Else it comes with the first event, as load tools take
+    the first chunk that they see for the first token."""
+
     def opening(self, choice: int = 0) -> bytes: ...
 
     def said(self, said: Said) -> bytes:
         """The events for this news, that of its end included; empty if there is nothing to tell."""
+        ...
+
+    def text_event(self) -> sse.TextEvent | None:
+        """The event for text of the only answer, if it is always the same around the text."""
         ...
 
     def end(self, usage: Usage) -> bytes:
@@ -59,6 +67,8 @@ class AnswerFormat(Protocol):
 
 class ChatFormat:
     """chat.completion and chat.completion.chunk."""
+
+    opens_at_once = False
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
@@ -76,6 +86,9 @@ class ChatFormat:
         if len(pieces) == 1:
             return self._piece(said.choice, pieces[0])
         return b"".join([self._piece(said.choice, piece) for piece in pieces])
+
+    def text_event(self) -> sse.TextEvent | None:
+        return self._texts[0]
 
     def end(self, usage: Usage) -> bytes:
         return _usage_chunk(self._head, self._before, usage) + sse.DONE
@@ -123,6 +136,8 @@ class ChatFormat:
 class CompletionFormat:
     """text_completion, whose chunks bear the same name."""
 
+    opens_at_once = False
+
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
         self._before = _chunk_start(head, "text_completion")
@@ -141,6 +156,9 @@ class CompletionFormat:
         elif text:
             event = self._texts[said.choice].fill(text)
         return event + self._chunk(said.choice, "", said.reason) if said.reason else event
+
+    def text_event(self) -> sse.TextEvent | None:
+        return self._texts[0]
 
     def end(self, usage: Usage) -> bytes:
         return _usage_chunk(self._head, self._before, usage) + sse.DONE

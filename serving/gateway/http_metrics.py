@@ -31,6 +31,8 @@ class HttpMetrics:
             buckets=DURATION_S,
             registry=registry,
         )
+        self._of: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        """By handler, method and class of status: looking labels up anew takes longer than counting."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in SILENT:
@@ -45,8 +47,13 @@ class HttpMetrics:
     def _see(self, scope: Scope, status: int, duration_s: float) -> None:
         handler = handler_of(scope)
         method = scope["method"] if scope["method"] in METHODS else "other"
-        self._requests.labels(handler, method, f"{status // 100}xx").inc()
-        self._durations.labels(handler, method).observe(duration_s)
+        labels = handler, method, status // 100
+        if labels not in self._of:
+            requests = self._requests.labels(handler, method, f"{status // 100}xx")
+            self._of[labels] = requests, self._durations.labels(handler, method)
+        requests, durations = self._of[labels]
+        requests.inc()
+        durations.observe(duration_s)
         if logger.isEnabledFor(logging.INFO):
             fields = {"method": scope["method"], "path": scope["path"], "status": status, "duration_s": duration_s}
             logger.info("%(method)s %(path)s %(status)d in %(duration_s).3f s", fields, extra={"fields": fields})

@@ -96,6 +96,7 @@ def make_server(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
         server_header=False,
+        proxy_headers=False,  # nothing here asks who the client is
     )
     return _Server(settings, app)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADERS_TIMEOUT_S = 20.0
 MAX_HEADER_BYTES = 64 << 10
@@ -15,69 +15,85 @@ class HeadersTooLarge(Exception):
     """The parser turns it into a 400."""
 
 
-PART_WRITER = "part_writer"
+CONNECTION = "connection"
 
 
-class PartWriter:
-    """Writes parts of a response's body without a coroutine, once the response has been started: the middle of a stream
-    of small events, of which there are tens of thousands in a second. Start and end go through ASGI as ever."""
+class Connection:
+    """What a response may know of its client beyond ASGI, once it has been started: whether it reads, whether it is
+    still there, and a way to write parts of the body without a coroutine. For the middle of streams of small events, of
+    which there are tens of thousands in a second; start and end go through ASGI as ever."""
 
-    def __init__(self, protocol: "GatewayProtocol", cycle: RequestResponseCycle) -> None:
-        self._protocol, self._cycle, self._flow = protocol, cycle, cycle.flow
+    __slots__ = ("_write", "gone", "on_gone", "on_resume", "paused", "silent")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._write: Callable[[bytes], object] = transport.write
+        self.paused = False
+        """The client does not keep up: what is written now would only pile up."""
+        self.gone = self.silent = False
+        """`silent` is for others to set: nothing was written here since."""
+        self.on_resume: Callable[[], object] | None = None
+        self.on_gone: Callable[[], object] | None = None
+        """Called when the client may be written to again, and when it has gone."""
 
     @classmethod
-    def of(cls, scope: Scope) -> "PartWriter | None":
+    def of(cls, scope: Scope) -> "Connection | None":
         """None where the app runs on another server."""
-        writer: PartWriter | None = scope.get("state", {}).get(PART_WRITER)
-        return writer
-
-    @property
-    def paused(self) -> bool:
-        """The client does not keep up: what is written now would only pile up."""
-        return bool(self._flow.write_paused)
-
-    def listen(self, on_resume: Callable[[], None] | None) -> None:
-        """Called when it may go on."""
-        self._protocol.on_resume = on_resume
+        connection: Connection | None = scope.get("state", {}).get(CONNECTION)
+        return connection
 
     def write(self, part: bytes) -> None:
         """Nothing happens when the client is gone: that ends the request elsewhere."""
-        cycle = self._cycle
-        if not (cycle.disconnected or cycle.transport.is_closing()):
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part)
+        self.silent = False
+        self._write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    def resume(self) -> None:
+        self.paused = False
+        if self.on_resume is not None:
+            self.on_resume()
+
+    def end(self) -> None:
+        self.gone = True
+        self._write = _drop  # without the transport, which holds the protocol, which holds this
+        if self.on_gone is not None:
+            self.on_gone()
+
+
+def _drop(part: bytes) -> None:
+    pass
 
 
 class GatewayProtocol(HttpToolsProtocol):
     """One connection. From its start, and from the first byte of each request, its headers must come in time."""
 
     headers_timeout_s = HEADERS_TIMEOUT_S
+    _connection: Connection
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_header_bytes = 0
         self._headers_timer: asyncio.TimerHandle | None = None
-        self.on_resume: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._connection = Connection(transport)
         self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        self._forget_writer()
         super().connection_lost(exc)
+        self._connection.end()
 
-    def on_response_complete(self) -> None:
-        self._forget_writer()
-        super().on_response_complete()
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._connection.paused = True
 
-    def _forget_writer(self) -> None:
-        """It refers to the scope that holds it: only the collector, which looks rarely, would free both."""
-        if self.cycle is not None:
-            self.cycle.scope["state"].pop(PART_WRITER, None)
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._connection.resume()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["state"][CONNECTION] = self._connection
         self._num_header_bytes = 0
         self._wait_for_headers()
 
@@ -92,14 +108,6 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         super().on_headers_complete()
-        if self.cycle is None or self.cycle.scope is not self.scope:  # it becomes a WebSocket
-            return
-        self.scope["state"][PART_WRITER] = PartWriter(self, self.cycle)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.on_resume is not None:
-            self.on_resume()
 
     def _count(self, num_bytes: int) -> None:
         self._num_header_bytes += num_bytes

@@ -23,8 +23,8 @@ class TextEvent:
     """One chunk with a hole where the text goes."""
 
     def __init__(self, before: bytes, after: bytes) -> None:
-        self._before = b"data: " + before
-        self._after = after + b"\n\n"
+        self.before = b"data: " + before
+        self.after = after + b"\n\n"
 
     def fill(self, text: str) -> bytes:
-        return self._before + orjson.dumps(text) + self._after
+        return self.before + orjson.dumps(text) + self.after

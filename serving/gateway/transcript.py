@@ -49,3 +49,7 @@ class Transcript:
         self._finished.append(event)
         rest = speech.finish()
         return Said(event.choice, rest, reason=speech.finish_reason(event.reason))
+
+    def hear_text(self, choice: int, text: str, num_tokens: int) -> Said:
+        """Of a delta that has nothing else."""
+        return _said((choice, self._speeches[choice].push(text), (), (), None, num_tokens))

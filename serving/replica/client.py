@@ -18,7 +18,7 @@ import grpc
 from serving.context import TRACEPARENT
 from serving.errors import ReplicaUnavailable, ServiceError
 from serving.replica import convert
-from serving.replica.events import Accepted, Finished, plain_delta
+from serving.replica.events import Accepted, Finished
 from serving.replica.generation import Generation
 from serving.replica.inbox import Inbox
 from serving.replica.proto import replica_pb2 as pb
@@ -204,7 +204,7 @@ class ReplicaClient:
         for delta in batch.deltas:
             if inbox := inboxes.get(delta.handle):
                 if inbox.plain:
-                    inbox.add(plain_delta((delta.text, delta.num_tokens, (), inbox.choice, (), b"")))
+                    inbox.add_text(delta.text, delta.num_tokens)
                 else:
                     inbox.add(convert.delta_from_pb(delta, inbox.choice))
         for finished in batch.finished:

@@ -26,7 +26,7 @@ class Generation:
 
     def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
         """From now on `on_news` is called when there is something for `poll`; nobody may iterate any more. `sink` gets
-        each delta before which nothing waits, as it comes, and says whether it has taken it."""
+        text before which nothing waits, as it comes, and says whether it has taken it."""
         self._inboxes.listen(on_news, sink)
 
     def poll(self) -> Event | None:

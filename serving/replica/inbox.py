@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from serving.errors import ServiceError
-from serving.replica.events import Accepted, Delta, Event, Finished
+from serving.replica.events import Accepted, Delta, Event, Finished, plain_delta
 
-Sink = Callable[[Delta], bool]
+Sink = Callable[[int, str, int], bool]
+"""Takes a choice's text and number of tokens at once, or says that it cannot."""
 
 
 class Inbox:
@@ -32,7 +33,7 @@ class Inbox:
         return self._end is not None
 
     def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
-        """`sink` gets each delta that nothing waits before, and says whether it has taken it."""
+        """`sink` gets each text that nothing waits before."""
         self._on_news, self._sink = on_news, sink
 
     def accept(self, accepted: Accepted) -> None:
@@ -42,10 +43,14 @@ class Inbox:
             self._on_news()
 
     def add(self, delta: Delta) -> None:
-        if self._sink is not None and not self._deltas and self._sink(delta):
-            return
         self._deltas.append(delta)
         self._on_news()
+
+    def add_text(self, text: str, num_tokens: int) -> None:
+        """A delta that has nothing else, as most have: no object is made of it if the sink takes it."""
+        if self._sink is not None and not self._deltas and self._sink(self.choice, text, num_tokens):
+            return
+        self.add(plain_delta((text, num_tokens, (), self.choice, (), b"")))
 
     def end(self, end: Finished | ServiceError) -> None:
         """The first end counts."""
@@ -77,7 +82,7 @@ class Inboxes:
 
     def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
         """Call this whenever there is something for `poll`, in place of waking who waits in `take`. A sink may take
-        deltas before they become something to poll."""
+        text before it becomes something to poll."""
         for inbox in self._open:
             inbox.listen(on_news, sink)
 

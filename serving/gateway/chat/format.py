@@ -16,16 +16,22 @@ from serving.gateway.transcript import Said
 from serving.request import Usage
 
 Event = dict[str, Any]
+TEXT = sse.TextEvent(b'{"type":"text","text":', b"}")
 
 
 class ShortFormat:
     """Over SSE: text, reasoning, tool_call and tool_arguments as they come, then end, then usage."""
+
+    opens_at_once = False
 
     def opening(self, choice: int = 0) -> bytes:
         return b""
 
     def said(self, said: Said) -> bytes:
         return b"".join(map(_sse, said_events(said)))
+
+    def text_event(self) -> sse.TextEvent:
+        return TEXT
 
     def end(self, usage: Usage) -> bytes:
         return _sse(usage_event(usage))

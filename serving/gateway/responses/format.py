@@ -24,6 +24,8 @@ OnDone = Callable[[str, bytes, Choice], None]
 class ResponsesFormat:
     """Of one answer. A stream's last event holds what the plain response would have been."""
 
+    opens_at_once = True
+
     def __init__(self, body: ResponseBody, on_done: OnDone) -> None:
         self.response_id = _new_id("resp")
         self._body = body
@@ -44,6 +46,9 @@ class ResponsesFormat:
         if said.reason:
             events.append(self._close_item("completed" if said.reason != "length" else "incomplete"))
         return b"".join(events)
+
+    def text_event(self) -> None:
+        return None
 
     def end(self, usage: Usage) -> bytes:
         status = _status(self._choice)

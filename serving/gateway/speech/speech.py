@@ -26,9 +26,14 @@ class SpeechPlan:
     forced_name: str | None = None
     thinks: bool = False
 
+    @property
+    def is_plain(self) -> bool:
+        """All text is content."""
+        return not (self.names or self.thinks)
+
     def new_speech(self, *, in_thought: bool = False) -> "Speech":
         """For one answer; `in_thought` if the prompt has opened its thought."""
-        if not (self.names or self.thinks):
+        if self.is_plain:
             return PlainSpeech()
         return ReadSpeech(self, in_thought=in_thought and self.thinks)
 

@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from serving.gateway.call import Call
-from serving.gateway.protocol import PartWriter
+from serving.gateway.pump import Pump, TextLane
 from serving.replica.inbox import Inbox
 from tests.fakes import FAKE_NAME, FakeEngineLoop, echo, sse_events
 from tests.services import EngineConfig, running_gateway, running_replica, until
@@ -58,10 +58,10 @@ async def test_a_slow_reader_gets_all_the_text_and_holds_up_nobody(gateway, engi
     assert "".join(c["choices"][0]["text"] for c in sse_events(text)[:-1]) == echo("abc", 400)
 
 
-async def test_hundreds_of_streams_get_their_own_text():
-    engine = FakeEngineLoop(num_slots=200)
-    config = EngineConfig("nowhere", num_slots=200)
-    prompts = [f"<{number}>" for number in range(200)]
+async def test_a_hundred_streams_get_their_own_text():
+    engine = FakeEngineLoop(num_slots=100)
+    config = EngineConfig("nowhere", num_slots=100)
+    prompts = [f"<{number}>" for number in range(100)]
     async with running_replica(engine, config=config) as replica, running_gateway(replica.address) as gateway:
         calls = [gateway.http.post(COMPLETIONS, json=body(p, stream=True, max_tokens=10)) for p in prompts]
         responses = await asyncio.gather(*calls)
@@ -81,7 +81,7 @@ async def test_what_a_request_leaves_behind_needs_no_collector(gateway, engine, 
 
         monkeypatch.setattr(kind, "__init__", init)
 
-    for kind in (PartWriter, Call, Inbox):
+    for kind in (Pump, TextLane, Call, Inbox):
         watch(kind, kind.__init__)
     gc.disable()
     try:
@@ -90,7 +90,7 @@ async def test_what_a_request_leaves_behind_needs_no_collector(gateway, engine, 
         await until(lambda: not left)
     finally:
         gc.enable()
-    assert set(made) == {PartWriter, Call, Inbox}
+    assert set(made) == {Pump, TextLane, Call, Inbox}
 
 
 async def test_a_replica_that_goes_away_ends_streams_with_an_error_event(gateway, replica):
