@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import httpx
 import psutil
@@ -26,6 +26,7 @@ MAX_STEPS_PER_S = 1000
 IDLE = 5000
 ARRIVALS_PER_S = 200
 PATIENCE_S = 30
+Run = Callable[[float], AbstractContextManager[tuple[int, psutil.Process]]]
 
 
 @contextmanager
@@ -56,15 +57,24 @@ def running_gateway(step_s: float) -> Iterator[tuple[int, psutil.Process]]:
         yield port, process
 
 
+@contextmanager
+def running_floor(step_s: float, *options: str) -> Iterator[tuple[int, psutil.Process]]:
+    """The same for a server that writes constant bytes, with no gateway around it and no replica behind it."""
+    port = free_port()
+    with running("tests.bench.sse_floor", "--port", str(port), "--step-s", str(step_s), *options) as process:
+        wait_until(f"http://127.0.0.1:{port}/ready", PATIENCE_S)
+        yield port, process
+
+
 def load(port: int, *arguments: str) -> dict[str, float]:
     told = subprocess.run(_load_command(port, *arguments), capture_output=True, check=True, timeout=120).stdout
     return json.loads(told)
 
 
-def events_per_cpu_s(num_streams: int) -> dict[str, float]:
+def events_per_cpu_s(num_streams: int, run: Run) -> dict[str, float]:
     """All streams are under way: what it costs to begin one is the other part's business."""
     steps_per_s = min(EVENTS_PER_S / num_streams, MAX_STEPS_PER_S)
-    with running_gateway(1 / steps_per_s) as (port, process):
+    with run(1 / steps_per_s) as (port, process):
         return steady(port, process, num_streams, 90_000, SECONDS)
 
 
@@ -101,6 +111,13 @@ def added_ttft() -> dict[str, float]:
     return {**rounded, "cpu_ms_per_request": round(1000 * cpu_s / told["requests"], 2)}
 
 
+def floor_ttft() -> dict[str, float]:
+    """What connecting, and the clients themselves, take of it."""
+    with running_floor(1.0, "--once") as (port, _):
+        told = load(port, "arrivals", "--per-s", str(ARRIVALS_PER_S), "--seconds", "5")
+    return {name: round(value, 2) for name, value in told.items()}
+
+
 def idle_memory() -> dict[str, float]:
     """Private memory that open streams add, and how long the gateway takes for /metrics beside them."""
     with running_gateway(1.0) as (port, process):
@@ -125,17 +142,22 @@ def idle_memory() -> dict[str, float]:
 
 
 def main() -> None:
-    events = [events_per_cpu_s(count) for count in STREAMS]
-    print("| streams | SSE events per CPU-second | user / system us per event | events/s then |\n|---|---|---|---|")
-    for row in events:
-        spent = f"{row['user_us_per_event']} / {row['system_us_per_event']}"
-        print(f"| {row['streams']:,} | {row['events_per_cpu_s']:,} | {spent} | {row['events_per_s']:,} |")
-    ttft, idle = added_ttft(), idle_memory()
+    measured = {"gateway": [events_per_cpu_s(count, running_gateway) for count in STREAMS]}
+    measured["floor"] = [events_per_cpu_s(STREAMS[-1], running_floor)]
+    print(
+        "| | streams | SSE events per CPU-second | user / system us per event | events/s then |\n|---|---|---|---|---|"
+    )
+    for name, rows in measured.items():
+        for row in rows:
+            spent = f"{row['user_us_per_event']} / {row['system_us_per_event']}"
+            print(f"| {name} | {row['streams']:,} | {row['events_per_cpu_s']:,} | {spent} | {row['events_per_s']:,} |")
+    ttft, least, idle = added_ttft(), floor_ttft(), idle_memory()
     print(f"\nadded ttft at {ARRIVALS_PER_S} requests/s: p50 {ttft['p50_ms']} ms, p95 {ttft['p95_ms']} ms, "
           f"p99 {ttft['p99_ms']} ms, {ttft['cpu_ms_per_request']} CPU ms a request")  # fmt: skip
+    print(f"a server that answers at once: p50 {least['p50_ms']} ms, p95 {least['p95_ms']} ms")
     print(f"{idle['open']:,} idle streams: {idle['kb_per_stream']} kB each, {idle['idle_cores']} cores, "
           f"/metrics in {idle['metrics_ms']} ms")  # fmt: skip
-    print(json.dumps({"events": events, "ttft": ttft, "idle": idle}))
+    print(json.dumps({**measured, "ttft": ttft, "floor_ttft": least, "idle": idle}))
 
 
 def _metrics_ms(port: int) -> float:

@@ -26,7 +26,6 @@ MODEL = PEERS / "models" / "smollm2-bfloat16"
 SCRIPT = Path(__file__).with_name("vllm_scripted.py")
 CONTEXT = 1024
 PATIENCE_S = 240
-ROUNDS = 2
 
 
 @contextmanager
@@ -64,11 +63,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--events-per-s", type=int, default=4000)
     parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--servers", nargs="+", default=["podstream", "vllm"])
     options = parser.parse_args()
     if not VENV.exists() or not MODEL.exists():
         raise SystemExit(f"vLLM is not in {VENV}: run `make peers` once.")
-    for _ in range(ROUNDS):
-        for name in ("podstream", "vllm"):
+    for _ in range(options.rounds):
+        for name in options.servers:
             print(json.dumps(measure(name, options.streams, options.events_per_s, options.seconds)), flush=True)
 
 
