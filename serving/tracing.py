@@ -11,6 +11,8 @@ from serving.errors import ConfigError
 from serving.request import FinishReason, Phases, Usage
 
 NS = 1_000_000_000
+EXPORT_S = 5.0
+"""A collector that is gone holds up the end of a process no longer; spans that it does not take by then are lost."""
 
 _tracer: Any = None
 _provider: Any = None
@@ -38,7 +40,8 @@ def turn_on(service: str, url: str) -> None:
     except ImportError as error:
         raise ConfigError("--otlp-traces needs OpenTelemetry: pip install 'podstream[tracing]'.") from error
     provider = TracerProvider(resource=Resource.create({"service.name": service}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces")))
+    exporter = OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces", timeout=EXPORT_S)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     use(provider)
 
 

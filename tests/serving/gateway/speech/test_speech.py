@@ -151,7 +151,7 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(PLANS, TEXTS, st.booleans(), st.data())
 @example(SpeechPlan(HERMES, NAMES), '<tool_call>{"name": "f", "arguments": {"b": "\\"<"}}', False, None)
 def test_any_cut_of_the_text_says_the_same(plan, text, in_thought, data):
@@ -178,7 +178,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.text("abc", min_size=1), VALUES, max_size=3), st.sampled_from([HERMES, LLAMA3, MISTRAL]))
 def test_any_arguments_arrive_as_they_were_written(arguments, dialect):
     written = json.dumps(arguments, ensure_ascii=False)
