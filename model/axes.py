@@ -10,8 +10,8 @@ Letters, used as suffixes (`logits_BV`) throughout the project:
     Q  query tokens per tile                 K  key/value heads      G  tokens per page
     U  key tokens                            H  head dim             L  layers
     R  rows of one step                      E  edits per slot       X  log-probabilities per row
-    A  heads of one KV group: its queries, its key and its value     C  gate and up of a gated MLP
-    Z  experts
+    A  heads of one KV group: its queries, its key and its value     C  parts of a weight: gate and up of a gated MLP
+    Z  experts                               Y  ranks of all adapters, one adapter after the other
 """
 
 LAYERS = "layers"
@@ -24,5 +24,6 @@ GROUP = "group"
 PAIR = "pair"
 VOCAB = "vocab"
 EXPERTS = "experts"
+RANK = "rank"
 
-ALL = (LAYERS, EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM, GROUP, PAIR, VOCAB, EXPERTS)
+ALL = (LAYERS, EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM, GROUP, PAIR, VOCAB, EXPERTS, RANK)

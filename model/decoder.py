@@ -16,13 +16,14 @@ from flax import nnx
 from qwix import QArray
 
 from model import axes
+from model.adapters import StepAdapters, adapt
 from model.attention import Attention, AttentionFn, soft_cap
 from model.config import ModelConfig
 from model.experts import ExpertMLP
 from model.layers import GatedMLP, RMSNorm, RopeTable, product, rope_frequencies, rope_table, weight
 from model.packed import Packed, packed_rows
 from model.quantized import quantized_rows
-from model.seams import ONE_DEVICE, ExpertsFn, LayerBody
+from model.seams import ONE_DEVICE, ExpertsFn, LayerBody, TokenTables
 from model.stacked import scan_layers
 
 
@@ -117,30 +118,39 @@ class Decoder(nnx.Module):
         return self.logits(x_TD if rows_R is None else x_TD[rows_R]), cache
 
     def hidden(
-        self, tokens_T: jax.Array, positions_T: jax.Array, attend: AttentionFn, cache: Any = None
+        self,
+        tokens_T: jax.Array,
+        positions_T: jax.Array,
+        attend: AttentionFn,
+        cache: Any = None,
+        adapters: StepAdapters | None = None,
     ) -> tuple[jax.Array, Any]:
         """What the last layer says of each token, float32[T, D], and the new cache.
 
         tokens_T, positions_T: int32[T], flat over all sequences of the step; `attend` knows which belong together.
         """
         config = self.config
-        ropes = _ropes(config, positions_T)
+        tables = _ropes(config, positions_T), None if adapters is None else adapters.number_T
+        arrays = None if adapters is None else adapters.layers
         layer_def, states = self._layer_states()
 
-        def body(carry: Any, state: Any, index: jax.Array, attend: AttentionFn, ropes: RopeTable) -> Any:
-            x_TD, cache = carry
-            layer = nnx.merge(layer_def, state)
+        def body(carry: Any, state: Any, index: jax.Array, attend: AttentionFn, tables: TokenTables) -> Any:
+            (x_TD, cache), (params, arrays), (ropes, number_T) = carry, state, tables
+            layer = nnx.merge(layer_def, params)
+            if adapters is not None and number_T is not None:
+                adapt(layer, config, arrays, number_T, adapters.rank)
             x_TD, cache = layer(x_TD, _rope_of(config, ropes, index), attend, cache, index, self.seams.experts)
             return self.seams.rows(x_TD), cache
 
         carry = self.seams.rows(self.embed(tokens_T)), cache
         if isinstance(states, list):
-            traced_once = jax.jit(lambda carry, state, index: body(carry, state, index, attend, ropes))
-            for index, state in enumerate(states):
-                carry = traced_once(carry, state, jnp.int32(index))
+            traced_once = jax.jit(lambda carry, state, index: body(carry, state, index, attend, tables))
+            for index, params in enumerate(states):
+                here = jax.tree.map(lambda stacked, index=index: stacked[index], arrays)
+                carry = traced_once(carry, (params, here), jnp.int32(index))
             return carry
         run = self.seams.layers or _scan
-        return run(body, carry, states, config.num_layers, attend, ropes)
+        return run(body, carry, (states, arrays), config.num_layers, attend, tables)
 
     def logits(self, x_RD: jax.Array) -> jax.Array:
         """float32[R, V] from rows of `hidden`."""
@@ -157,11 +167,11 @@ class Decoder(nnx.Module):
         return definitions[0], list(states)
 
 
-def _scan(body: LayerBody, carry: Any, states: Any, num_layers: int, attend: AttentionFn, ropes: RopeTable) -> Any:
+def _scan(body: LayerBody, carry: Any, states: Any, num_layers: int, attend: AttentionFn, tables: TokenTables) -> Any:
     """All layers one after another, compiled once."""
 
     def one_layer(carry: Any, state: Any, layer: jax.Array) -> Any:
-        return body(carry, state, layer, attend, ropes)
+        return body(carry, state, layer, attend, tables)
 
     with jax.named_scope("layers"):
         return scan_layers(one_layer, carry, states, num_layers)

@@ -79,7 +79,7 @@ class Key:
 
     def leaf_shape(self, config: ModelConfig) -> tuple[int, ...]:
         letters = self.leaf or self.ours
-        return _shape(config, "L" + letters if "L" in self.leading else letters)
+        return letter_sizes(config, "L" + letters if "L" in self.leading else letters)
 
     def tensor_shape(self, config: ModelConfig) -> tuple[int, ...]:
         return tuple(prod(self.sizes(config, letters)) for letters in self.theirs)
@@ -88,7 +88,8 @@ class Key:
         """Of one tensor's dimensions."""
         layers = len(range(config.num_layers)[self.layers])
         return tuple(
-            layers if letter == "L" else size for letter, size in zip(letters, _shape(config, letters), strict=True)
+            layers if letter == "L" else size
+            for letter, size in zip(letters, letter_sizes(config, letters), strict=True)
         )
 
     def atoms(self, letters: str) -> str:
@@ -110,7 +111,8 @@ class Key:
             yield Part(name, (*(place for _, place in chosen), *self.at, *[slice(None)] * rest))
 
 
-def _shape(config: ModelConfig, letters: str) -> tuple[int, ...]:
+def letter_sizes(config: ModelConfig, letters: str) -> tuple[int, ...]:
+    """How long the axes are that these letters name."""
     heads_per_group = config.num_heads // config.num_kv_heads
     sizes = {
         "L": config.num_layers, "V": config.vocab_size, "D": config.embed_dim, "F": config.mlp_dim,

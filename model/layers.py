@@ -6,6 +6,7 @@ for float32 weights, and for bfloat16 ones it is the form that runs fast on TPU 
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from flax import nnx
 from qwix import QArray
 
 from model import axes
+from model.adapters import Adapted, adapter_product
 from model.config import LinearScaling, ModelConfig, RopeScaling
 from model.einsum import einsum
 from model.packed import Packed, packed_product
@@ -39,10 +41,17 @@ def bias(rngs: nnx.Rngs, shape: Sequence[int], logical_axes: Sequence[str]) -> n
 
 
 def product(spec: str, x: jax.Array, weight: nnx.Param[jax.Array], *, is_exact: bool = False) -> jax.Array:
-    """`jnp.einsum` of activations with a weight, float32 out. The weight may be quantised, or packed for a CPU. For
-    `is_exact` see `model.einsum`."""
+    """`jnp.einsum` of activations with a weight, float32 out. The weight may be quantised, or packed for a CPU, and
+    adapted. For `is_exact` see `model.einsum`."""
     _check_inputs(spec, weight)
     w = weight.get_value()
+    if isinstance(w, Adapted):
+        out = _product(spec, x, w.weight, is_exact)
+        return out + adapter_product(x, w).reshape(out.shape)
+    return _product(spec, x, w, is_exact)
+
+
+def _product(spec: str, x: jax.Array, w: Any, is_exact: bool) -> jax.Array:
     if isinstance(w, QArray):
         return quantized_product(spec, x, w, is_exact=is_exact)
     if isinstance(w, Packed):
@@ -56,6 +65,7 @@ def product(spec: str, x: jax.Array, weight: nnx.Param[jax.Array], *, is_exact: 
 def is_merged(weight: nnx.Param[jax.Array], axes: int) -> bool:
     """Whether a weight that is declared with so many axes lies as a matrix of inputs by all outputs."""
     value = weight.get_value()
+    value = value.weight if isinstance(value, Adapted) else value
     return not isinstance(value, Packed) and (value.qvalue if isinstance(value, QArray) else value).ndim < axes
 
 

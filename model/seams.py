@@ -10,12 +10,15 @@ import jax
 from model.attention import AttentionFn
 from model.layers import RopeTable
 
-LayerBody = Callable[[Any, Any, jax.Array, AttentionFn, RopeTable], Any]
-"""(carry, parameters of a layer, its number, attention, ropes) -> carry: the tokens' x_TD and the cache."""
+TokenTables = tuple[RopeTable, jax.Array | None]
+"""What layers are told of each token: the ropes, and the number of its adapter where there are any."""
 
-LayersFn = Callable[[LayerBody, Any, Any, int, AttentionFn, RopeTable], Any]
-"""(body, carry, stacked parameters, number of layers, attention, ropes) -> carry after all layers. A body uses no other
-arrays. Over stages the attention must be a `StagedAttention`."""
+LayerBody = Callable[[Any, Any, jax.Array, AttentionFn, TokenTables], Any]
+"""(carry, parameters of a layer, its number, attention, tables) -> carry: the tokens' x_TD and the cache."""
+
+LayersFn = Callable[[LayerBody, Any, Any, int, AttentionFn, TokenTables], Any]
+"""(body, carry, stacked parameters, number of layers, attention, tables) -> carry after all layers. A body uses no
+other arrays. Over stages the attention must be a `StagedAttention`."""
 
 ExpertsFn = Callable[[jax.Array, jax.Array, jax.Array, Any, Any, str], jax.Array]
 """As `model.experts.run_experts`."""

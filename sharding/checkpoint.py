@@ -154,8 +154,12 @@ def load_leaves(
 
 
 def absolute(path: PathLike) -> epath.Path:
-    text = os.fspath(path)
-    return epath.Path(text if "://" in text else os.path.abspath(text))  # noqa: PTH100 - no symbolic links followed
+    """Of a path or URL. Raises CheckpointError for a URL of a kind that is not read."""
+    text = os.fspath(path).removeprefix("file://")
+    try:
+        return epath.Path(text if "://" in text else os.path.abspath(text))  # noqa: PTH100 - no symbolic links followed
+    except KeyError as error:
+        raise CheckpointError(f"{text} is a URL of a kind that is not read; gs:// and s3:// are.") from error
 
 
 @contextmanager

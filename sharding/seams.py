@@ -9,8 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from model.attention import AttentionFn, Window
 from model.experts import num_experts_of, run_experts
-from model.layers import RopeTable
-from model.seams import ExpertsFn, LayerBody, LayersFn, Seams, StagedAttention
+from model.seams import ExpertsFn, LayerBody, LayersFn, Seams, StagedAttention, TokenTables
 from model.stacked import Stacked, scan_layers
 
 DATA, STAGE, EXPERT, TENSOR = "data", "stage", "expert", "tensor"
@@ -48,10 +47,12 @@ def _layers_in_stages(mesh: Mesh) -> LayersFn:
     num_stages = mesh.shape[STAGE]
     ring = [(stage, (stage + 1) % num_stages) for stage in range(num_stages)]
 
-    def layers(body: LayerBody, carry: Any, states: Any, num_layers: int, attend: AttentionFn, ropes: RopeTable) -> Any:
+    def layers(
+        body: LayerBody, carry: Any, states: Any, num_layers: int, attend: AttentionFn, tables: TokenTables
+    ) -> Any:
         per_stage = num_layers // num_stages
 
-        def here(x_TD: jax.Array, cache: Any, states: Any, attend: AttentionFn, ropes: RopeTable) -> Any:
+        def here(x_TD: jax.Array, cache: Any, states: Any, attend: AttentionFn, tables: TokenTables) -> Any:
             stage = jax.lax.axis_index(STAGE)
             first = stage * per_stage
 
@@ -73,7 +74,7 @@ def _layers_in_stages(mesh: Mesh) -> LayersFn:
                     return live(q_TNH, k_TKH, v_TKH, cache, layer - first, window=window, softcap=softcap)
 
                 def one(carry: Any, state: Any, offset: jax.Array) -> Any:
-                    return body(carry, state, first + offset, attend_here, ropes)
+                    return body(carry, state, first + offset, attend_here, tables)
 
                 x_TD, _ = carry
                 changed_TD, cache = scan_layers(one, carry, states, per_stage)
@@ -94,7 +95,7 @@ def _layers_in_stages(mesh: Mesh) -> LayersFn:
             check_vma=False,
         )
         x_TD, cache = carry
-        return run(x_TD, cache, states, attend, ropes)
+        return run(x_TD, cache, states, attend, tables)
 
     return layers
 
