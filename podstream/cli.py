@@ -83,6 +83,9 @@ def serve(
     model_files: opt.ModelFiles = _ENGINE.model_files,
     keys: opt.Keys = _ENGINE.keys,
     embeddings: opt.Embeddings = _ENGINE.embeddings,
+    lora: opt.Loras = None,
+    max_loras: opt.MaxLoras = _ENGINE.max_loras,
+    max_lora_rank: opt.MaxLoraRank = _ENGINE.max_lora_rank,
     max_queued: opt.MaxQueued = _GATEWAY.max_queued,
     max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
     drain_s: opt.DrainS = _GATEWAY.drain_s,
@@ -103,7 +106,7 @@ def serve(
     engine = EngineConfig(
         path or "", name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
-        tool_dialect, reasoning, model_files, keys, embeddings,
+        tool_dialect, reasoning, model_files, keys, embeddings, tuple(lora or ()), max_loras, max_lora_rank,
     )  # fmt: skip
     gateway = GatewayConfig(
         host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s,
@@ -140,6 +143,9 @@ def replica(
     model_files: opt.ModelFiles = _ENGINE.model_files,
     keys: opt.Keys = _ENGINE.keys,
     embeddings: opt.Embeddings = _ENGINE.embeddings,
+    lora: opt.Loras = None,
+    max_loras: opt.MaxLoras = _ENGINE.max_loras,
+    max_lora_rank: opt.MaxLoraRank = _ENGINE.max_lora_rank,
     drain_s: opt.DrainS = _REPLICA.drain_s,
     log_format: opt.LogFormat = _REPLICA.log_format,
     otlp_traces: opt.OtlpTraces = _REPLICA.otlp_traces,
@@ -155,7 +161,7 @@ def replica(
     engine = EngineConfig(
         path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
         prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
-        tool_dialect, reasoning, model_files, keys, embeddings,
+        tool_dialect, reasoning, model_files, keys, embeddings, tuple(lora or ()), max_loras, max_lora_rank,
     )  # fmt: skip
     place = Place(coordinator, num_processes, process_id)
     place = place_in(environment()) if place == Place() else place

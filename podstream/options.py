@@ -109,6 +109,15 @@ Embeddings = Annotated[
         help="Serve /v1/embeddings as the mean of a prompt's hidden states, or its last one: mean, last.",
     ),
 ]
+Loras = Annotated[
+    list[str] | None,
+    typer.Option("--lora", metavar="NAME=PATH", help="A low-rank adapter that PEFT saved, and its name; repeatable."),
+]
+MaxLoras = Annotated[
+    int | None,
+    typer.Option("--max-loras", help="Adapters to have room for, loaded and unloaded while serving."),
+]
+MaxLoraRank = Annotated[int, typer.Option("--max-lora-rank", help="Highest rank of an adapter.")]
 MaxQueued = Annotated[int, typer.Option("--max-queued", help="Answers in flight; one more gets 429.")]
 MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
 DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
@@ -172,6 +181,9 @@ _ENGINE_FLAGS = {
     "model_files": "--model-files",
     "keys": "--keys",
     "embeddings": "--embeddings",
+    "loras": "--lora",
+    "max_loras": "--max-loras",
+    "max_lora_rank": "--max-lora-rank",
 }
 _REPLICA_FLAGS = {
     "address": "--listen",
@@ -212,7 +224,9 @@ def _flags(config: EngineConfig | ReplicaConfig | GatewayConfig, names: dict[str
         if field == "checkpoint":
             continue
         flag = names[field]
-        written += [_switch(flag, value)] if isinstance(value, bool) else [flag, str(value)]
+        values = value if isinstance(value, tuple) else (value,)
+        for each in values:
+            written += [_switch(flag, each)] if isinstance(each, bool) else [flag, str(each)]
     return written
 
 

@@ -78,6 +78,22 @@ class EngineConfig:
     """File that says where the tensors of such a checkpoint go (`model.key_table`); None looks beside it."""
     embeddings: str | None = None
     """How prompts become embeddings, one of `POOLINGS`; None serves none, and nobody pays for them."""
+    loras: tuple[str, ...] = ()
+    """Low-rank adapters from the start, each NAME=PATH of what PEFT has saved; a path may be a URL."""
+    max_loras: int | None = None
+    """Adapters that there is room for, to be loaded and unloaded while serving; None fixes `loras`."""
+    max_lora_rank: int = 16
+    """Highest rank of an adapter; all of them take the room of this one."""
+
+    @property
+    def num_adapters(self) -> int:
+        """Adapters that there is room for; with 0 programs have nothing of them."""
+        return len(self.loras) if self.max_loras is None else self.max_loras
+
+    @property
+    def lora_paths(self) -> dict[str, str]:
+        """`loras` by name, in order."""
+        return {name: path for name, _, path in (lora.partition("=") for lora in self.loras)}
 
     @property
     def max_drafts(self) -> int:
@@ -91,7 +107,9 @@ class EngineConfig:
         if self.speculate is None or not self.speculate.startswith(DRAFT):
             return None
         path = self.speculate.removeprefix(DRAFT).rpartition(":")[0]
-        return replace(self, checkpoint=path, speculate=None, quantize=None, model_files=None, keys=None)
+        return replace(
+            self, checkpoint=path, speculate=None, quantize=None, model_files=None, keys=None, loras=(), max_loras=None
+        )
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -102,13 +120,24 @@ class EngineConfig:
         if self.quantize is not None:
             Quantization.parse(self.quantize)
         _check_speculate(self.speculate)
+        self._check_loras()
         _check_positive(self, "num_slots", "page_size", "num_pages", "memory_bytes", "max_seq_len", "chunk_tokens",
-                        "max_waiting", "decode_steps")  # fmt: skip
+                        "max_waiting", "decode_steps", "max_loras", "max_lora_rank")  # fmt: skip
         if self.num_pages and self.max_seq_len and self.num_pages * self.page_size < self.max_seq_len:
             raise ConfigError(
                 f"{self.num_pages} pages of {self.page_size} tokens hold {self.num_pages * self.page_size:,} tokens, "
                 f"one request may need {self.max_seq_len:,}; raise --pages or lower --max-seq-len."
             )
+
+    def _check_loras(self) -> None:
+        for lora in self.loras:
+            name, _, path = lora.partition("=")
+            if not (name and path):
+                raise ConfigError(f"--lora reads like NAME=PATH, got {lora!r}.")
+        if len(self.lora_paths) < len(self.loras):
+            raise ConfigError(f"--lora gives a name twice: {', '.join(self.loras)}.")
+        if len(self.loras) > self.num_adapters:
+            raise ConfigError(f"{len(self.loras)} adapters are more than --max-loras {self.max_loras}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import secrets
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import jax
 import numpy as np
@@ -17,9 +18,10 @@ from model.config import ModelConfig
 from model.quantization import Quantization
 from model.tree import as_tree, at, names_of
 from serving.config import EngineConfig
+from serving.engine import build
 from serving.engine.api import EngineRequest
 from serving.engine.batch import StepShape, step_shapes
-from serving.engine.build import TILE_TOKENS, make_programs
+from serving.engine.build import TILE_TOKENS, adapter_form, make_programs
 from serving.engine.device_arrays import FlatWeights
 from serving.engine.draft_programs import DraftPrograms
 from serving.engine.draft_step import DraftSpec
@@ -43,6 +45,7 @@ from sharding.spec import MeshSpec
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PAGE_SIZE = 4
 MAX_SEQ_LEN = 160
+ADAPTER_RANK = 4
 ONE_DEVICE = "data=1,tensor=1"
 KEPT = str(Path(__file__).parents[1] / "build" / "test-programs")
 """What one process of a test run has compiled, others and the next run take: programs are known by their sources."""
@@ -72,6 +75,7 @@ def tiny_engine(
     drafts=0,
     drafter=None,
     formats=(None, None),
+    adapters=False,
     **changes,
 ):
     """A new engine with an empty pool of `num_pages`. Programs are compiled once per model and mesh, and the page
@@ -79,12 +83,15 @@ def tiny_engine(
     run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs are expensive to
     compile: a mesh has three of them, with two slots and one tile. `trips` tokens a decode call where nothing speaks
     against it, or `drafts` guesses for each row, by a draft model whose weights have the seed `drafter` if that is
-    given (1 is the served model itself). `formats` are those of weights and cache."""
+    given (1 is the served model itself). `formats` are those of weights and cache. With `adapters` there is room for
+    two of rank ADAPTER_RANK, and for three sequences."""
     settings = {"max_waiting": 1024, "overlap": True, "trip_s": 0.001, "verify_s": 0.001, **changes}
     if drafter is not None:
         programs = _drafting_programs(model, mesh, drafts)
         forms = map(FlatWeights.of, _model(model, mesh, seed=drafter).forms())
         programs.draft._prefill_weights, programs.draft.weights = forms
+    elif adapters:
+        programs = _adapter_programs(model, mesh, formats[0], drafts)
     else:
         programs = _checking_programs(model, mesh, drafts) if drafts else _programs(model, mesh, *formats)
     max_tiles = min(max_tiles, max(shape.tiles for shape in programs.shapes))
@@ -147,6 +154,17 @@ def _programs(model, mesh, quantize, kv_dtype):
 
 
 @cache
+def _adapter_programs(model, mesh, quantize, drafts):
+    """Two programs, of the most rows; with `drafts` one more, that checks guesses."""
+    config = replace(_config(model, mesh, quantize), num_slots=3, chunk_tokens=TILE_TOKENS, max_loras=2)
+    config, loaded = replace(config, max_lora_rank=ADAPTER_RANK), _model(model, mesh, quantize)
+    form = adapter_form(config, model, loaded.mesh, loaded.rules, loaded.dtype)
+    shapes = StepShape(0, 3), StepShape(1, 3), *([StepShape(0, 3, drafts)] if drafts else [])
+    with patch.object(build, "step_shapes", lambda *_: shapes):
+        return make_programs(config, loaded, None, lambda _: None, form)
+
+
+@cache
 def _checking_programs(model, mesh, drafts):
     """With one more, of the most rows, that checks guesses."""
     programs = _programs(model, mesh, None, None)
@@ -182,7 +200,7 @@ class CountingPrograms:
     def __init__(self, num_slots, max_tiles, max_trips=1, config=CONFIG):
         self.spec = StepSpec(config, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS, max_trips=max_trips)
         self.shapes = step_shapes(num_slots, max_tiles)
-        self.draft = None
+        self.draft = self.adapters = None
         self.num_to_fail = 0
 
     def reset(self):
@@ -245,6 +263,7 @@ class WrittenPages:
     def over(self, programs):
         self._programs = programs
         self.spec, self.shapes, self.draft = programs.spec, programs.shapes, programs.draft
+        self.adapters = programs.adapters
         return self
 
     def new_masks(self, rows):

@@ -22,7 +22,7 @@ from serving.engine.api import (
     StepStats,
     TokenLogprobs,
 )
-from serving.errors import DeadlineExceeded, EngineFailed, InvalidRequest
+from serving.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound
 from serving.request import FinishReason, Load
 
 END_ID = 256
@@ -45,7 +45,8 @@ class _Sequence:
         if self.request.matcher is not None:
             return self._next_of_grammar(self.request.matcher)
         prompt, seed = self.request.token_ids, self.request.sampling.seed or 0
-        return prompt[(len(self.token_ids) + seed) % len(prompt)]
+        skipped = 0 if self.request.adapter is None else self.request.adapter.place + 1
+        return prompt[(len(self.token_ids) + seed + skipped) % len(prompt)]
 
     def _next_of_grammar(self, matcher) -> int:
         mask = np.unpackbits(np.frombuffer(matcher.native.compute_bitmask(), np.uint8), bitorder="little")
@@ -85,12 +86,13 @@ def embedding_of(request):
 class FakeEngineLoop:
     """Repeats its prompt: token i of the answer is prompt[(i + seed) % len(prompt)]. Implements EngineLoop.
 
-    An answer that follows a grammar is made of the lowest tokens that it allows.
+    An answer that follows a grammar is made of the lowest tokens that it allows. An adapter skips as many
+    tokens as its place says, counted from 1.
 
     One token per step and request; END_ID ends an answer as a model's EOS would.
     """
 
-    def __init__(self, *, step_delay_s=0.0, max_seq_len=512, num_slots=64):
+    def __init__(self, *, step_delay_s=0.0, max_seq_len=512, num_slots=64, num_adapters=0):
         self.max_seq_len = max_seq_len
         self.vocab_size = VOCAB_SIZE
         self.step_delay_s = step_delay_s
@@ -100,6 +102,8 @@ class FakeEngineLoop:
         self.go = threading.Event()  # cleared: the next step waits
         self.go.set()
         self.step_s = 0.0
+        self.num_adapters = num_adapters
+        self.adapters: dict[int, str] = {}  # path by place
         self._num_slots = num_slots
         self._state = EngineState.STARTING
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
@@ -130,6 +134,12 @@ class FakeEngineLoop:
 
     def abort(self, request_id):
         self._inbox.put(request_id)
+
+    def load_adapter(self, place, path):
+        if path == "/nowhere":
+            raise ModelNotFound("there is no adapter at /nowhere.", param="lora_path")
+        self.go.wait()
+        self.adapters[place] = path
 
     def start_trace(self, folder):
         if folder == "/full":

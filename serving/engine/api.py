@@ -42,6 +42,19 @@ class Matcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """A low-rank adapter that an engine has in one of its places."""
+
+    name: str
+    """By which clients ask for it."""
+    path: str
+    place: int
+    """From 0."""
+    number: int
+    """Of the loads since the engine started: no two have the same, whatever their names and places."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One prompt as token ids. `sampling.stop` is the replica's business: the engine knows nothing about text."""
 
@@ -60,6 +73,8 @@ class EngineRequest:
     pages, if it can share them. Ignored when there is none."""
     embed: bool = False
     """Tell the prompt's embedding."""
+    adapter: LoadedAdapter | None = None
+    """None: the model as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +214,20 @@ class EngineLoop(Protocol):
 
     def abort(self, request_id: str) -> None:
         """End a request with FinishReason.ABORT within one step; an unknown or ended id is ignored."""
+        ...
+
+    @property
+    def num_adapters(self) -> int:
+        """Places for adapters; 0 where the programs have none."""
+        ...
+
+    def load_adapter(self, place: int, path: str) -> None:
+        """Read an adapter and write it into a place that no request uses. Requests that are submitted after it returns
+        see it. Blocks for as long as reading takes; also before `start`.
+
+        Raises ModelNotFound when nothing is there, InvalidRequest for what does not fit or is not supported, by name,
+        and EngineFailed.
+        """
         ...
 
     def start_trace(self, folder: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv.page_table import PageTable, pages_for
+from model.adapters import NO_ADAPTER
 from serving.engine.plan import StepPlan
 from serving.engine.prompt_logprobs import UNASKED, next_tokens
 from serving.engine.sequence import Sequence
@@ -97,11 +98,12 @@ ArrayT = TypeVar("ArrayT")
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     """Where the fields of one shape's packed vector lie: rows, page rows, tile rows, tile tokens, tile positions, the
-    next tokens whose log-probabilities are wanted, and guesses."""
+    next tokens whose log-probabilities are wanted, guesses, and where there are any, the rows' adapters."""
 
     shape: StepShape
     pages_per_slot: int
     tile_tokens: int
+    has_adapters: bool = False
 
     @property
     def size(self) -> int:
@@ -110,11 +112,11 @@ class BatchLayout:
     def _blocks(self) -> tuple[tuple[int, int], ...]:
         R, S, Q = self.shape.rows, self.shape.tiles, self.tile_tokens
         blocks = (len(ROW_FIELDS), R), (R, self.pages_per_slot), (S, 1), (S, Q), (S, Q), (S, Q)
-        return (*blocks, (R, self.shape.drafts))
+        return (*blocks, (R, self.shape.drafts), *([(R, 1)] if self.has_adapters else []))
 
     def split(self, packed: ArrayT) -> tuple[ArrayT, ...]:
         """Views of a packed vector, numpy or traced: fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ,
-        next_SQ, drafts_RD."""
+        next_SQ, drafts_RD, and adapters_R1 where there are any."""
         views, start = [], 0
         for rows, columns in self._blocks():
             views.append(packed[start : start + rows * columns].reshape(rows, columns))  # type: ignore[index]
@@ -127,6 +129,7 @@ class SlotSettings:
 
     def __init__(self, num_slots: int) -> None:
         self.values_FB: NDArray[np.int32] = np.zeros((len(ROW_FIELDS) - _SAMPLING, num_slots), np.int32)
+        self.adapter_B: NDArray[np.int32] = np.zeros(num_slots, np.int32)
 
     def set(self, slot: int, sequence: Sequence) -> None:
         p, seed = sequence.request.sampling, sequence.seed % 2**64
@@ -136,6 +139,8 @@ class SlotSettings:
         seeds = np.asarray([seed >> 32, seed % 2**32], np.uint32).view(np.int32)
         asks = p.has_penalties, sequence.edits_3E.shape[1], p.logprobs is not None, sequence.request.matcher is not None
         stops = stop_columns(sequence)
+        adapter = sequence.request.adapter
+        self.adapter_B[slot] = NO_ADAPTER if adapter is None else adapter.place + 1
         self.values_FB[:, slot] = (
             temperature,
             min(p.top_k, 2**31 - 1),
@@ -158,7 +163,7 @@ def build_batch(
     """The packed vector of a plan whose sequences all have slots and pages. Rows: decodes first, then chunks."""
     scrap_slot = table.page_indices_BJ.shape[0]
     packed: NDArray[np.int32] = np.zeros(layout.size, np.int32)
-    fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ, drafts_RD = layout.split(packed)
+    fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ, drafts_RD, *adapters = layout.split(packed)
     slot_R, position_R, sample_at_R, num_trips_R, sample_position_R = fields_FR[:_SAMPLING]
     slot_R[:] = scrap_slot
     position_R[:] = sample_at_R[:] = NOTHING
@@ -176,6 +181,8 @@ def build_batch(
     num_trips_R[:num_decode] = slots.num_due(plan.decode, plan.num_trips)
     np.take(settings.values_FB, slot_r, axis=1, out=fields_FR[_SAMPLING:, :num_rows], mode="clip")
     np.take(table.page_indices_BJ, slot_r, axis=0, out=pages_RJ[:num_rows], mode="clip")
+    for adapters_R1 in adapters:
+        np.take(settings.adapter_B, slot_r, out=adapters_R1[:num_rows, 0], mode="clip")
     if plan.drafts_BD is not None:
         np.take(plan.drafts_BD, slot_r, axis=0, out=drafts_RD[:num_rows], mode="clip")
 

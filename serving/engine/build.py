@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from kv.attention_check import check_attention
 from kv.cache import KVCache, make_cache
@@ -15,8 +16,10 @@ from kv.page_pool import PagePool
 from kv.page_table import pages_for
 from model import axes
 from model.card import ModelCard
+from model.config import ModelConfig
 from model.quantization import choose_quantization
 from serving.config import EngineConfig
+from serving.engine.adapter_bank import AdapterBank, AdapterForm
 from serving.engine.api import EngineLoop
 from serving.engine.batch import Ladder, StepShape, step_shapes
 from serving.engine.compile_count import CompileCount
@@ -38,7 +41,7 @@ from serving.errors import ConfigError
 from sharding.choose_mesh import check_spec, choose_spec
 from sharding.hosts import check_hosts, least, only_one_step_at_a_time
 from sharding.mesh import make_mesh
-from sharding.rules import choose_rules
+from sharding.rules import ShardingRules, choose_rules
 from sharding.seams import seams_over
 from sharding.spec import AUTO
 from sharding.stored_model import StoredModel
@@ -89,23 +92,46 @@ def load_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, Model
         check_attention(*attention_needs(config, served, mesh, rules, floats, _max_seq_len(config, card)))
     for note in format_notes(platform, quantization, config.kv_dtype or dtype, dtype, card.config.num_experts):
         logger.warning("%s", note)
+    if form := adapter_form(config, card.config, mesh, choose_rules(card.config, spec), dtype):
+        for path in config.lora_paths.values():
+            form.check(path)
     model = LoadedModel.load(config, stored, spec, mesh, progress)
     draft = None
     if config.draft is not None and stored_draft is not None:
         draft = LoadedModel.load(config.draft, stored_draft, spec, mesh, progress)
-    programs = make_programs(config, model, draft, progress)
+    programs = make_programs(config, model, draft, progress, form)
     return make_engine(config, card, programs), card
 
 
-def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel | None, progress: Progress) -> Programs:
+def adapter_form(
+    config: EngineConfig, model: ModelConfig, mesh: Mesh, rules: ShardingRules, dtype: str
+) -> AdapterForm | None:
+    """None where no adapter is served; `model` is the saved one. On a CPU they are float32 beside weights of any type:
+    XLA would widen those of all layers in every step. Raises ConfigError on several hosts: all would have to load."""
+    if not config.num_adapters:
+        return None
+    if jax.process_count() > 1:
+        raise ConfigError("adapters are served by one host only; leave out --lora and --max-loras.")
+    dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else dtype
+    return AdapterForm(model, mesh, rules, dtype, config.num_adapters, config.max_lora_rank)
+
+
+def make_programs(
+    config: EngineConfig,
+    model: LoadedModel,
+    draft: LoadedModel | None,
+    progress: Progress,
+    adapters: AdapterForm | None = None,
+) -> Programs:
     """The page pool's arrays and all compiled steps, over weights that are on the mesh already; `draft` is the model
-    that guesses, if one does."""
+    that guesses, if one does, and `adapters` what `adapter_form` gives."""
     draft_spec = None
     if draft is not None:
         attention = draft.attention(config).attention
         draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, attention, seams_over(draft.mesh))
-    spec = step_spec(config, model, draft_spec)
+    spec = step_spec(config, model, draft_spec, 0 if adapters is None else adapters.rank)
     executables = Executables(config.compile_cache, spec.mesh)
+    bank = None if adapters is None else AdapterBank(adapters, executables)
     forms = model.forms()
     draft_forms = None if draft is None else draft.forms()
     shapes = shapes_of(config, model)
@@ -118,18 +144,21 @@ def make_programs(config: EngineConfig, model: LoadedModel, draft: LoadedModel |
             drafting = DraftPrograms(
                 draft_spec, spec.mesh, spec.pages_per_slot, pages, *draft_forms, executables=executables
             )
-        return Programs(spec, make(model.pages(num_pages, config)), *forms, drafting, executables)
+        return Programs(spec, make(model.pages(num_pages, config)), *forms, drafting, executables, bank)
 
     def temporaries() -> int:
         progress("compiling the largest step, to see what memory it needs")
         return _temporaries(over(spec.pages_per_slot, lambda pages: pages), shapes)
 
-    programs = over(_num_pages(config, model, draft, spec, temporaries, progress), make_cache)
+    adapter_bytes = 0 if adapters is None else adapters.num_bytes
+    programs = over(_num_pages(config, model, draft, adapter_bytes, spec, temporaries, progress), make_cache)
     _compile(programs, shapes, progress)
     return programs
 
 
-def step_spec(config: EngineConfig, model: LoadedModel, draft: DraftSpec | None = None) -> StepSpec:
+def step_spec(
+    config: EngineConfig, model: LoadedModel, draft: DraftSpec | None = None, adapter_rank: int = 0
+) -> StepSpec:
     """What all programs share. The weights of `model` may be abstract."""
     return StepSpec(
         config=model.card.config,
@@ -141,6 +170,7 @@ def step_spec(config: EngineConfig, model: LoadedModel, draft: DraftSpec | None 
         max_trips=config.decode_steps,
         draft=draft,
         embeds=config.embeddings is not None,
+        adapter_rank=adapter_rank,
         seams=seams_over(model.mesh),
         vocab_axes=model.rules.mesh_axes[axes.VOCAB],
     )
@@ -161,6 +191,7 @@ def _num_pages(
     config: EngineConfig,
     model: LoadedModel,
     draft: LoadedModel | None,
+    adapter_bytes: int,
     spec: StepSpec,
     temporaries: Callable[[], int],
     progress: Progress,
@@ -171,7 +202,7 @@ def _num_pages(
     if limit is None:
         return config.num_pages or _default_pages(spec, page_bytes)
     draft_bytes = draft.num_bytes if draft else 0
-    needs = Needs(model.num_bytes, temporaries(), page_bytes, *_useful_pages(spec), draft_bytes)
+    needs = Needs(model.num_bytes, temporaries(), page_bytes, *_useful_pages(spec), draft_bytes, adapter_bytes)
     budget = plan_memory(limit, needs, config.page_size, config.num_pages)
     for line in budget.lines():
         progress(line)

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv.page_pool import PagePool
+from model.tree import Params
+from serving.engine.adapter_bank import AdapterForm
 from serving.engine.api import EngineRequest, SequenceOutput, StepStats
 from serving.engine.batch import StepShape, build_batch, choose_shape
 from serving.engine.commit import commit_tokens
@@ -167,6 +169,15 @@ class Engine:
         self.ring.end(*self._clock.end_step())
         self._roster.say()
         return tuple(outputs)
+
+    @property
+    def adapters(self) -> AdapterForm | None:
+        """Of the adapters for which there are places; None without any."""
+        return None if self._programs.adapters is None else self._programs.adapters.form
+
+    def write_adapter(self, place: int, adapter: Params) -> None:
+        """Write what `AdapterForm.load` gave into a place that no sequence uses, before the next step."""
+        self._programs.write_adapter(place, adapter)
 
     def check_integrity(self) -> None:
         """Assert that pages, slots and queues agree with each other."""

@@ -38,7 +38,7 @@ class Intake:
             request,
             max_tokens=min(params.max_tokens or room, room),
             seed=self._draw_seed(SEED_BITS) if params.seed is None else params.seed,
-            keys=PageKeys(self._page_size, request.cache_salt),
+            keys=PageKeys(self._page_size, request.cache_salt, request.adapter.number if request.adapter else 0),
             stop_ids=stop_ids,
             edits_3E=build_edits(params, stop_ids, len(request.token_ids)),
             arrival=self._num_arrivals,

@@ -24,6 +24,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from serving.engine import trace
+from serving.engine.adapter_write import AdapterWrite
 from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats
 from serving.engine.engine import Engine
 from serving.engine.inputs import Command, Peers, StepInputs
@@ -39,7 +40,7 @@ class _Stop:
     """Inbox message: end the thread."""
 
 
-_Message = Command | _Stop
+_Message = Command | AdapterWrite | _Stop
 
 
 class EngineThread:
@@ -95,6 +96,19 @@ class EngineThread:
         began = self._step_began
         return time.monotonic() - began if began else 0.0
 
+    @property
+    def num_adapters(self) -> int:
+        return 0 if self._engine.adapters is None else self._engine.adapters.num_adapters
+
+    def load_adapter(self, place: int, path: str) -> None:
+        assert self._engine.adapters is not None, "there is no place for an adapter"
+        message = AdapterWrite.read(self._engine.adapters, place, path)
+        if self._thread is None:  # nobody owns the engine yet
+            message.run(self._engine.write_adapter)
+        else:
+            self._inbox.put(message)
+        message.wait()
+
     def start(self, on_step: Callable[[StepOutput], None]) -> None:
         self._thread = threading.Thread(target=self._live, args=(on_step,), name="engine", daemon=True)
         self._state = EngineState.READY
@@ -127,6 +141,9 @@ class EngineThread:
             logger.exception("the engine's thread crashed; its requests fail and it takes no more")
             self._state = EngineState.FAILED
             self._dump_steps()
+        while not self._inbox.empty():  # nobody should wait for what will not happen
+            if isinstance(message := self._inbox.get_nowait(), AdapterWrite):
+                message.refuse(EngineFailed("the engine has ended."))
 
     def _run(self, on_step: Callable[[StepOutput], None]) -> None:
         if self._peers is not None:
@@ -209,7 +226,10 @@ class EngineThread:
         for message in self._messages():
             if isinstance(message, _Stop):
                 return tuple(commands), True
-            commands.append(message)
+            if isinstance(message, AdapterWrite):  # a place that nobody uses: its turn among commands does not matter
+                self._write_adapter(message)
+            else:
+                commands.append(message)
         return tuple(commands), False
 
     def _messages(self) -> Iterator[_Message]:
@@ -220,6 +240,12 @@ class EngineThread:
                 yield self._inbox.get_nowait()
         except queue.Empty:
             return
+
+    def _write_adapter(self, message: AdapterWrite) -> None:
+        if self._state is EngineState.READY:
+            message.run(self._engine.write_adapter)
+        else:
+            message.refuse(EngineFailed("the engine has failed and takes no more adapters."))
 
     def _take_in(self, command: Command) -> SequenceOutput | None:
         if not isinstance(command, str) and self._state is not EngineState.READY:

@@ -26,6 +26,8 @@ class Needs:
     """All slots full."""
     draft_weights: int = 0
     """Of a model that guesses."""
+    adapters: int = 0
+    """Of adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +42,20 @@ class MemoryBudget:
     num_pages: int
     page_size: int
     draft_weights: int = 0
+    adapters: int = 0
 
     @property
     def unused(self) -> int:
-        return self.limit - self.weights - self.draft_weights - self.temporaries - self.reserve - self.pages
+        weights = self.weights + self.draft_weights + self.adapters
+        return self.limit - weights - self.temporaries - self.reserve - self.pages
 
     def lines(self) -> tuple[str, ...]:
         """A table for people."""
         tokens = self.num_pages * self.page_size
-        draft = (("draft weights", self.draft_weights, ""),) if self.draft_weights else ()
+        others = ("draft weights", self.draft_weights, ""), ("adapters", self.adapters, "")
         rows = (
             ("weights", self.weights, ""),
-            *draft,
+            *(row for row in others if row[1]),
             ("step temporaries", self.temporaries, ""),
             ("reserve", self.reserve, ""),
             ("KV pages", self.pages, f"{self.num_pages:,} pages of {self.page_size}: {tokens:,} tokens"),
@@ -67,7 +71,7 @@ def plan_memory(limit: int, needs: Needs, page_size: int, wanted_pages: int | No
     Raises ConfigError with the numbers when it does not fit.
     """
     reserve = int(limit * RESERVE_SHARE)
-    weights = needs.weights + needs.draft_weights
+    weights = needs.weights + needs.draft_weights + needs.adapters
     left = limit - weights - needs.temporaries - reserve
     possible = max(0, left // needs.page - 1)
     least = wanted_pages or needs.least_pages
@@ -81,5 +85,13 @@ def plan_memory(limit: int, needs: Needs, page_size: int, wanted_pages: int | No
     num_pages = wanted_pages or min(possible, needs.most_pages)
     pages = (num_pages + 1) * needs.page
     return MemoryBudget(
-        limit, needs.weights, needs.temporaries, reserve, pages, num_pages, page_size, needs.draft_weights
+        limit,
+        needs.weights,
+        needs.temporaries,
+        reserve,
+        pages,
+        num_pages,
+        page_size,
+        needs.draft_weights,
+        needs.adapters,
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kv.cache import KVCache
 from model.tree import Params
+from serving.engine.adapter_bank import AdapterBank
 from serving.engine.batch import StepShape
 from serving.engine.device_arrays import FlatWeights, compile_empty, renew, temporary_bytes
 from serving.engine.draft_programs import DraftPrograms
@@ -33,11 +34,14 @@ class Programs:
         decode_weights: Params,
         draft: DraftPrograms | None = None,
         executables: Executables | None = None,
+        adapters: AdapterBank | None = None,
     ) -> None:
         """The same weights twice, in the form that each kind of program takes them. `draft` is the model that guesses,
-        if `spec.draft` describes one. `executables` keeps programs for the next start."""
+        if `spec.draft` describes one. `executables` keeps programs for the next start. `adapters` are those of
+        `spec.adapter_rank`."""
         self.spec = spec
         self.draft = draft
+        self.adapters = adapters
         self._executables = executables or Executables(None, spec.mesh)
         self._cache = cache
         self._prefill_weights = FlatWeights.of(prefill_weights)
@@ -77,12 +81,15 @@ class Programs:
                 pool.submit(compile_empty, self._state, self._executables),
             )
             draft_is_compiled = self.draft.compile(pool) if self.draft is not None else ()
+            bank_is_compiled = () if self.adapters is None else (pool.submit(self.adapters.compile),)
             futures = {pool.submit(self._compile_one, shape): shape for shape in shapes}
             for future in as_completed(futures):
                 future.result()
                 on_done(futures[future])
             for done in draft_is_compiled:
                 done.result()
+            for written in bank_is_compiled:
+                written.result()
         self._write_slot, self._empty = writing.result(), emptying.result()
         self._compiled |= {futures[f]: f.result() for f in futures}
         for rows in {shape.rows for shape in shapes}:
@@ -93,13 +100,19 @@ class Programs:
         _, draft_cache = self._draft_of(shape)
         weights = self._weights_for(shape)
         state, executables = self._state, self._executables
-        return compile_step(executables, self.spec, shape, weights, state, draft_weights, draft_cache)
+        return compile_step(
+            executables, self.spec, shape, weights, state, draft_weights, draft_cache, self._adapter_layers
+        )
 
     def _draft_of(self, shape: StepShape) -> tuple[tuple[jax.Array, ...], KVCache | None]:
         """The draft model's weights and cache for the programs that guess, nothing for the others."""
         if self.draft is None or not shape.drafts:
             return (), None
         return self.draft.weights.leaves, self.draft.cache
+
+    @property
+    def _adapter_layers(self) -> Params | None:
+        return None if self.adapters is None else self.adapters.layers
 
     def _weights_for(self, shape: StepShape) -> FlatWeights:
         return self._prefill_weights if shape.tiles else self._decode_weights
@@ -127,12 +140,22 @@ class Programs:
         """Dispatch one step and return at once; the tokens, int32[rows, trips], start their way to the host."""
         masks = self._all_allowed[shape.rows] if masks_RW is None else masks_RW
         tokens_RI, logprobs, self._cache, self._last_token_B, self._slots, draft_cache = self._compiled[shape](
-            self._weights_for(shape).leaves, *self._state, packed, masks, *self._draft_of(shape)
+            self._weights_for(shape).leaves,
+            *self._state,
+            packed,
+            masks,
+            *self._draft_of(shape),
+            self._adapter_layers,
         )
         if self.draft is not None and draft_cache is not None:
             self.draft.cache = draft_cache
         tokens_RI.copy_to_host_async()
         return tokens_RI, logprobs
+
+    def write_adapter(self, place: int, adapter: Params) -> None:
+        """As that of AdapterBank; only where there is one."""
+        assert self.adapters is not None, "there is no place for an adapter"
+        self.adapters.write(place, adapter)
 
     def write_slot(self, packet: NDArray[np.int32]) -> None:
         """Dispatch one packet of `slot_packets`; steps that run after it see it."""

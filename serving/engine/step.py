@@ -17,9 +17,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kv.backends import PagedAttention
 from kv.cache import KVCache
 from kv.paged_attention import PagedView, TileGroup, paged_attention, step_attention
+from model.adapters import StepAdapters
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.seams import ONE_DEVICE, Seams
+from model.tree import Params
 from serving.engine.batch import NOT_FINITE, NOTHING, ROW_FIELDS, BatchLayout, StepShape
 from serving.engine.draft_step import DraftSpec, guess
 from serving.engine.logprobs import RowLogprobs
@@ -52,6 +54,8 @@ class StepSpec:
     """The model that guesses; None where guesses come from the host."""
     embeds: bool = False
     """Whether steps that prefill tell what embeddings are made of."""
+    adapter_rank: int = 0
+    """Of each adapter; 0 where there are none."""
     seams: Seams = ONE_DEVICE
     vocab_axes: tuple[str, ...] = ()
     """Axes of the mesh over which logits are split."""
@@ -66,12 +70,13 @@ class StepSpec:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def layout(self, shape: StepShape) -> BatchLayout:
-        return BatchLayout(shape, self.pages_per_slot, self.tile_tokens)
+        return BatchLayout(shape, self.pages_per_slot, self.tile_tokens, has_adapters=self.adapter_rank > 0)
 
 
 def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any = None) -> StepFn:
     """The step of one shape, as a pure function of arrays: `serving_step(weights, cache, last_token_B, slots, packed,
-    masks_RW, draft_weights, draft_cache)`. The last two are the draft model's in steps that check its guesses.
+    masks_RW, draft_weights, draft_cache, adapters)`. The draft model's are given to steps that check its guesses;
+    `adapters` are those of an AdapterBank.
 
     `weights` is a flat tuple of leaves: flattening a Flax state in every call would cost milliseconds of host time.
     Returns the sampled tokens int32[rows, trips] (ENDED where there is none, NOT_FINITE where the model broke down),
@@ -89,11 +94,25 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
         masks_RW: jax.Array,
         draft_weights: tuple[jax.Array, ...] = (),
         draft_cache: KVCache | None = None,
+        adapters: Params | None = None,
     ) -> tuple[jax.Array, StepLogprobs, KVCache, jax.Array, SlotState, KVCache | None]:
         decoder = bind(spec.config, jax.tree.unflatten(treedef, weights), spec.seams)
-        fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ, drafts_RD = layout.split(packed)
+        fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ, drafts_RD, *numbers_R1 = layout.split(
+            packed
+        )
         slot_R, position_R, sample_at_R, num_trips_R = fields_FR[:4]
         rows, stops_RK = row_sampling(fields_FR, masks_RW, spec.vocab_shards), fields_FR[-STOPS:].T
+
+        def adapted(num_queries: int = 1) -> StepAdapters | None:
+            """Of so many tokens of each row, and then of the tiles."""
+            if adapters is None:
+                return None
+            number_R = numbers_R1[0][:, 0]
+            number_T = jnp.repeat(number_R, num_queries)
+            if shape.tiles:
+                of_tiles = jnp.repeat(number_R[tile_rows_S1[:, 0]], spec.tile_tokens)
+                number_T = jnp.concatenate([number_T, of_tiles])
+            return StepAdapters(adapters, number_T, spec.adapter_rank)
 
         def forward(i: jax.Array, state: TripState) -> tuple[jax.Array, RowLogprobs, TripState, jax.Array]:
             is_alive_R = (position_R < 0) | (state.newest_R != ENDED)  # a row that prefills starts anew
@@ -107,7 +126,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
                 positions_T = jnp.concatenate([positions_T, positions_SQ.reshape(-1)])
             attend = step_attention(PagedView(tuple(groups)), spec.attention, is_staged=is_staged)
             rows_R = jnp.maximum(sample_at_R, 0)
-            x_TD, cache = decoder.hidden(tokens_T, jnp.maximum(positions_T, 0), attend, state.cache)
+            x_TD, cache = decoder.hidden(tokens_T, jnp.maximum(positions_T, 0), attend, state.cache, adapted())
             logits_RV = decoder.logits(x_TD[rows_R])
             kept = SlotState(state.counts_BV, slots.edits_B3E)
             chosen_R, logprobs = sample(logits_RV, replace(rows, position_R=rows.position_R + i), kept)
@@ -129,7 +148,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
             at_RQ = jnp.where(is_sampled_R[:, None] & (known_RQ >= 0), position_R[:, None] + jnp.arange(Q), NOTHING)
             attend = step_attention(PagedView((TileGroup(pages_RJ, at_RQ),)), spec.attention, is_staged=is_staged)
             tokens_T, positions_T = jnp.maximum(known_RQ, 0).reshape(-1), jnp.maximum(at_RQ, 0).reshape(-1)
-            x_TD, cache = decoder.hidden(tokens_T, positions_T, attend, state.cache)
+            x_TD, cache = decoder.hidden(tokens_T, positions_T, attend, state.cache, adapted(Q))
             logits_TV = decoder.logits(x_TD)
             chosen_T, logprobs = sample(logits_TV, draft_rows(rows, Q), slots)
             chosen_RQ = chosen_T.reshape(R, Q)

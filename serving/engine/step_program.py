@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from kv.cache import KVCache
+from model.tree import Params
 from serving.engine.batch import StepShape
 from serving.engine.device_arrays import FlatWeights
 from serving.engine.executables import Executables
@@ -42,9 +43,10 @@ def compile_step(
     state: StepState,
     draft_weights: FlatWeights | None = None,
     draft_cache: KVCache | None = None,
+    adapters: Params | None = None,
 ) -> jax.stages.Compiled:
     """The step of one shape, with the arguments of `step.make_step`; what it takes of the state is donated. The draft
-    model's weights and cache are for shapes that check its guesses."""
+    model's weights and cache are for shapes that check its guesses; `adapters` are those of an AdapterBank."""
     draft_treedef = None if draft_weights is None else draft_weights.treedef
     step = make_step(spec, shape, weights.treedef, draft_treedef)
     whole = spec.whole
@@ -54,7 +56,7 @@ def compile_step(
     packed = jax.ShapeDtypeStruct((spec.layout(shape).size,), jnp.int32, sharding=whole)
     masks = jax.ShapeDtypeStruct((shape.rows, num_words(spec.config.vocab_size)), jnp.int32, sharding=whole)
     draft_leaves = () if draft_weights is None else draft_weights.leaves
-    args = weights.leaves, *state, packed, masks, draft_leaves, draft_cache
+    args = weights.leaves, *state, packed, masks, draft_leaves, draft_cache, adapters
     return executables.compiled(jitted, args, spec, shape, str(weights.treedef), str(draft_treedef))
 
 

@@ -116,6 +116,16 @@ def test_keys_grow_with_the_tokens_and_refuse_pages_that_are_not_full():
         keys.first(tokens, 3)
 
 
+def test_adapters_have_no_keys_in_common_whatever_the_salt():
+    tokens = list(range(SIZE))
+    keys = [
+        PageKeys(SIZE, salt, adapter).first(tokens, 1)[0]
+        for salt in ("", "1", "11\0")
+        for adapter in (0, 1, 11, 10**12)
+    ]
+    assert len({*keys}) == len(keys)
+
+
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=10), st.sampled_from(["", "x"]), st.integers(0, 9)),

@@ -19,6 +19,7 @@ ENGINE = EngineConfig(
     prefix_cache=False, compile_cache="/c", crash_folder="/d", decode_steps=3, quantize="int8",
     kv_dtype="fp8", attention="xla", speculate="ngram:5", tool_dialect="mistral", reasoning=False,
     model_files="/f", keys="/k.toml", embeddings="last",
+    loras=("a=/a", "b=gs://b/c=d"), max_loras=3, max_lora_rank=8,
 )  # fmt: skip
 REPLICA = ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318", "h:8476", 4, 2, 7.5)
 GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5, "/t.toml", "json", "http://c:4318")

@@ -5,7 +5,7 @@ import pytest
 
 from kv.page_keys import PageKeys
 from kv.page_table import PageTable
-from serving.engine.api import EngineRequest
+from serving.engine.api import EngineRequest, LoadedAdapter
 from serving.engine.batch import (
     NOTHING,
     BatchLayout,
@@ -26,8 +26,8 @@ from serving.request import SamplingParams
 TILE = 4
 
 
-def sequence(tokens, max_tokens=9, stops=(), **sampling):
-    request = EngineRequest("x", tuple(tokens), SamplingParams(**sampling))
+def sequence(tokens, max_tokens=9, stops=(), adapter=None, **sampling):
+    request = EngineRequest("x", tuple(tokens), SamplingParams(**sampling), adapter=adapter)
     return Sequence(request, max_tokens=max_tokens, seed=-1, keys=PageKeys(4), stop_ids=frozenset(stops))
 
 
@@ -58,18 +58,25 @@ def test_the_packed_vector_holds_the_plan():
     chunk = sequence(range(10, 20), temperature=0.25, top_k=3, prompt_logprobs=0)
     other = sequence([1])
     decode = sequence(
-        [5, 6, 7], temperature=0.0, top_p=0.5, frequency_penalty=0.75, logprobs=0, stops=(9,), max_tokens=2
+        [5, 6, 7],
+        temperature=0.0,
+        top_p=0.5,
+        frequency_penalty=0.75,
+        logprobs=0,
+        stops=(9,),
+        max_tokens=2,
+        adapter=LoadedAdapter("a", "/a", place=2, number=7),
     )
     for s in (chunk, other, decode):
         slots.enter(s)
         settings.set(s.slot, s)
     table.append(0, [4, 5, 6])
     table.append(2, [8])
-    layout = BatchLayout(StepShape(tiles=2, rows=4), pages_per_slot=3, tile_tokens=TILE)
+    layout = BatchLayout(StepShape(tiles=2, rows=4), pages_per_slot=3, tile_tokens=TILE, has_adapters=True)
     plan = StepPlan(decode=np.array([2]), prefill=(Chunk(chunk, 4, 6),), num_trips=8)
     packed = build_batch(plan, layout, table, slots, settings)
 
-    fields, pages, tile_rows, tokens, positions, following, _ = layout.split(packed)
+    fields, pages, tile_rows, tokens, positions, following, _, adapters = layout.split(packed)
     slot, position, sample_at, num_trips, sample_position, temperature, top_k, top_p, _, *rest = fields
     assert packed.shape == (layout.size,)
     assert slot.tolist() == [2, 0, 4, 4]  # 4 is the scrap slot
@@ -93,6 +100,7 @@ def test_the_packed_vector_holds_the_plan():
     assert [x.tolist()[:2] for x in stops] == [[9, -1], [-1, -1], [-1, -1], [-1, -1]]
     assert pages.tolist() == [[8, 0, 0], [4, 5, 6], [0, 0, 0], [0, 0, 0]]
     assert tile_rows.ravel().tolist() == [1, 1]
+    assert adapters.ravel().tolist() == [3, 0, 0, 0]
     assert tokens.tolist() == [[14, 15, 16, 17], [18, 19, 0, 0]]
     assert positions.tolist() == [[4, 5, 6, 7], [8, 9, NOTHING, NOTHING]]
     assert following.tolist() == [[15, 16, 17, 18], [19, UNASKED, UNASKED, UNASKED]]

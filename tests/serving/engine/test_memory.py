@@ -19,10 +19,15 @@ def test_pages_get_what_is_left():
     assert budget.lines()[3] == "KV pages                  450 MiB  449 pages of 16: 7,184 tokens"
 
 
-def test_a_draft_model_has_a_line_of_its_own():
-    budget = plan_memory(1_000 * MIB, dataclasses.replace(NEEDS, draft_weights=50 * MIB), page_size=16)
-    assert budget.num_pages == 1_000 - 500 - 50 - 20 - 30 - 1
-    assert budget.lines()[:2] == ("weights                   500 MiB", "draft weights              50 MiB")
+def test_a_draft_model_and_adapters_have_lines_of_their_own():
+    needs = dataclasses.replace(NEEDS, draft_weights=50 * MIB, adapters=8 * MIB)
+    budget = plan_memory(1_000 * MIB, needs, page_size=16)
+    assert budget.num_pages == 1_000 - 500 - 50 - 8 - 20 - 30 - 1
+    assert budget.lines()[:3] == (
+        "weights                   500 MiB",
+        "draft weights              50 MiB",
+        "adapters                    8 MiB",
+    )
 
 
 def test_no_more_pages_than_all_slots_can_fill():
@@ -47,6 +52,7 @@ def test_a_wished_for_number_of_pages_is_kept_or_refused():
         weights=st.integers(1, 10**11),
         temporaries=st.integers(0, 10**10),
         draft_weights=st.integers(0, 10**10),
+        adapters=st.integers(0, 10**10),
         page=st.integers(1, 10**9),
         least_pages=st.integers(1, 10**4),
         most_pages=st.integers(10**4, 10**7),
