@@ -27,7 +27,7 @@ def demo_model() -> Path:
     return ensure_demo_model(home(), Console(stderr=True))
 
 
-ONE_SERVER = ("test_first_light", "test_answer_format", "test_readme", "test_server_tools", "test_traces")
+ONE_SERVER = ("test_first_light", "test_answer_format", "test_readme", "test_server_tools", "test_traces", "test_lora")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from serving import tracing
 from serving.config import GatewayConfig
+from serving.gateway.adapters import LoadBody, UnloadBody, adapters_router
 from serving.gateway.admission import Admission
 from serving.gateway.answers import answers_router
 from serving.gateway.call import Services
@@ -27,7 +28,10 @@ from serving.gateway.traces import TraceRequests
 from serving.metrics import Metrics
 from serving.replica.client import ReplicaClient
 
-BODIES = (ChatBody, CompletionBody, ResponseBody, ShortBody, EmbeddingsBody, TokenizeBody, DetokenizeBody)
+BODIES = (
+    ChatBody, CompletionBody, ResponseBody, ShortBody, EmbeddingsBody, TokenizeBody, DetokenizeBody, LoadBody,
+    UnloadBody,
+)  # fmt: skip
 
 
 def create_app(
@@ -47,6 +51,7 @@ def create_app(
     app.include_router(chat_router(services, config.max_body_bytes))
     app.include_router(embeddings_router(services, config.max_body_bytes))
     app.include_router(models_router(services))
+    app.include_router(adapters_router(services, config.max_body_bytes))
     app.include_router(tokens_router(services, config.max_body_bytes))
     app.include_router(health_router(services))
     add_openapi(app, BODIES)

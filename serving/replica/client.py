@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 0.5
 ASK_TIMEOUT_S = 30.0
+LOAD_TIMEOUT_S = 300.0
+"""For an adapter, which may come from far away, after others."""
 MAX_BATCH_BYTES = 4 << 20  # several batches rather than one beyond gRPC's limit
 
 Call = grpc.aio.StreamStreamCall[pb.ClientBatch, pb.ServerBatch]
@@ -125,9 +127,22 @@ class ReplicaClient:
         """Raises ServiceError."""
         return str((await self._ask(self._stub.Detokenize, pb.DetokenizeRequest(model=model, ids=token_ids))).text)
 
-    async def _ask(self, method: Any, request: Any) -> Any:
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Raises ServiceError."""
+        request = pb.LoadAdapterRequest(name=name, path=path)
+        self._see_adapters(await self._ask(self._stub.LoadAdapter, request, LOAD_TIMEOUT_S))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Raises ServiceError."""
+        self._see_adapters(await self._ask(self._stub.UnloadAdapter, pb.UnloadAdapterRequest(name=name)))
+
+    def _see_adapters(self, reply: pb.AdapterReply) -> None:
+        """Who asked to change them sees it at once."""
+        self._status = dataclasses.replace(self._status, adapters=convert.adapters_from_pb(reply.adapters))
+
+    async def _ask(self, method: Any, request: Any, timeout_s: float = ASK_TIMEOUT_S) -> Any:
         try:
-            reply = await method(request, timeout=ASK_TIMEOUT_S)
+            reply = await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise ReplicaUnavailable(f"the replica at {self._address} does not answer: {error.details()}.") from error
         if reply.HasField("error"):

@@ -11,7 +11,7 @@ from serving.engine.api import StepStats
 from serving.errors import EngineFailed, InvalidRequest, ServiceError, from_code
 from serving.replica.events import Delta, Ending, Finished, TokenLogprob
 from serving.replica.proto import replica_pb2 as pb
-from serving.replica.status import ReplicaState, ReplicaStatus
+from serving.replica.status import ReplicaState, ReplicaStatus, ServedAdapter
 from serving.request import (
     MODEL_DEFAULTED,
     ChatPrompt,
@@ -91,6 +91,7 @@ def status_to_pb(status: ReplicaStatus) -> pb.Status:
         created_unix_s=status.created_unix_s,
         tool_dialect=status.tool_dialect.value,
         thinks=status.thinks,
+        adapters=adapters_to_pb(status.adapters),
     )
 
 
@@ -105,7 +106,16 @@ def status_from_pb(status: pb.Status) -> ReplicaStatus:
         thinks=status.thinks,
         load=load_from_pb(status.load),
         stats=_stats_from_pb(status.counters),
+        adapters=adapters_from_pb(status.adapters),
     )
+
+
+def adapters_to_pb(adapters: Iterable[ServedAdapter]) -> list[pb.Adapter]:
+    return [pb.Adapter(name=adapter.name, path=adapter.path) for adapter in adapters]
+
+
+def adapters_from_pb(adapters: Iterable[pb.Adapter]) -> tuple[ServedAdapter, ...]:
+    return tuple(ServedAdapter(adapter.name, adapter.path) for adapter in adapters)
 
 
 def _stats_from_pb(counters: pb.Counters) -> StepStats:

@@ -89,9 +89,9 @@ class GatewayStream:
         prompt = await self._entrance.read_prompt(table, request)
         if submit.traceparent and tracing.is_on():
             self._traces |= dict.fromkeys(handles, Arrived(submit.traceparent, request.request_id, request.model))
-        for handle in handles:
-            self.outbox.accept(handle, Accepted(len(prompt.token_ids), prompt.in_thought))
         engine_ids = table.submit(request.request_id, prompt, handles, self, deadline)
+        for handle in handles:  # the next message has this before all news
+            self.outbox.accept(handle, Accepted(len(prompt.token_ids), prompt.in_thought))
         for handle, engine_id in zip(handles, engine_ids, strict=True):
             self._running[handle] = (table, engine_id)
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from model.card import GenerationDefaults
 from serving.dialect import MARKS, THINK, THOUGHT, ToolDialect, begins_in_thought
-from serving.engine.api import Matcher
+from serving.engine.api import LoadedAdapter, Matcher
 from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import Tokenizer
-from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
+from serving.errors import InvalidRequest, PromptTooLong
+from serving.replica.adapters import AdapterTable
 from serving.request import (
     MAX_PROMPT_NUMBERS,
     ChatPrompt,
@@ -42,6 +43,7 @@ class ReadPrompt:
     """The prompt has opened the model's thought: the answer begins within it."""
     shown: tuple[str, ...] = ()
     """Special tokens that the answer shows, since they say what its parts are."""
+    adapter: LoadedAdapter | None = None
 
     def for_choice(self, choice: int) -> "ReadPrompt":
         """What the engine needs for one of several answers to it: a seed and a matcher of its own. What there is to say
@@ -58,7 +60,7 @@ class ReadPrompt:
 class PromptReader:
     """Pure and slow (tokenizing, compiling grammars): called in a thread, never on the event loop."""
 
-    model: str
+    adapters: AdapterTable
     tokenizer: Tokenizer
     grammars: GrammarCompiler
     defaults: GenerationDefaults
@@ -71,9 +73,11 @@ class PromptReader:
 
     def read(self, request: Request) -> ReadPrompt:
         """Raises ModelNotFound, PromptTooLong or InvalidRequest."""
-        self._check_model(request.model)
+        adapter = self.adapters.find(request.model)
         if request.embed and not self.embeds:
-            raise InvalidRequest(f"{self.model!r} is served without embeddings; --embeddings mean or last serves them.")
+            raise InvalidRequest(
+                f"{self.adapters.model!r} is served without embeddings; --embeddings mean or last serves them."
+            )
         token_ids, in_thought = self._token_ids(request.prompt)
         self._check_prompt(token_ids, "messages" if isinstance(request.prompt, ChatPrompt) else "prompt")
         self._check_steering(request.sampling)
@@ -92,6 +96,7 @@ class PromptReader:
             request.embed,
             in_thought,
             self._shown(request.prompt),
+            adapter,
         )
 
     def _matcher(self, grammar: Grammar, prompt: Prompt, in_thought: bool) -> Matcher:
@@ -100,7 +105,7 @@ class PromptReader:
 
     def tokenize(self, model: str, prompt: Prompt, *, with_bos: bool, add_generation_prompt: bool) -> list[int]:
         """Raises ModelNotFound or InvalidRequest."""
-        self._check_model(model)
+        self.adapters.find(model)
         match prompt:
             case ChatPrompt(messages, tools):
                 text = self.tokenizer.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
@@ -112,14 +117,10 @@ class PromptReader:
 
     def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """Special tokens have no text. Raises ModelNotFound or InvalidRequest."""
-        self._check_model(model)
+        self.adapters.find(model)
         self._check_vocabulary(token_ids, "tokens")
         detokenizer = self.tokenizer.detokenizer()
         return detokenizer.push(token_ids) + detokenizer.finish()
-
-    def _check_model(self, model: str) -> None:
-        if model != self.model:
-            raise ModelNotFound(f"the model {model!r} is not served here, {self.model!r} is.", param="model")
 
     def _shown(self, prompt: Prompt) -> tuple[str, ...]:
         if not isinstance(prompt, ChatPrompt):

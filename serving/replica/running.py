@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from serving.engine.api import EngineRequest, Prefilled, SequenceOutput, StepOutput, StepStats
+from serving.engine.api import EngineRequest, LoadedAdapter, Prefilled, SequenceOutput, StepOutput, StepStats
 from serving.errors import EngineFailed, ServiceError
 from serving.replica.answer import Answer
 from serving.replica.events import Delta, Ending
@@ -36,6 +36,7 @@ class _Running:
     all_ids: tuple[str, ...] = ()
     prefilled: Prefilled | None = None
     prefilled_at_s: float = 0.0
+    adapter: LoadedAdapter | None = None
 
 
 class RunningTable:
@@ -57,13 +58,14 @@ class RunningTable:
     ) -> list[str]:
         """Give a request to the engine, once per handle; returns the engine's ids, numbered since clients may repeat
         theirs. Answers after the first wait until it has computed the prompt, and share it. `deadline` is in monotonic
-        seconds."""
+        seconds. Raises ModelNotFound when the prompt's adapter is gone."""
         engine_ids = [f"{request_id}#{next(self._numbers)}" for _ in handles]
         answers = [prompt.for_choice(choice) for choice in range(len(handles))]  # all, before the engine has the first
         for handle, engine_id, answer in zip(handles, engine_ids, answers, strict=True):
-            running = _Running(handle, listener, self.served.new_answer(answer))
+            running = _Running(handle, listener, self.served.new_answer(answer), adapter=answer.adapter)
             if engine_id == engine_ids[0]:
                 running = replace(running, echo=self.served.new_echo(prompt), all_ids=tuple(engine_ids))
+            self.served.adapters.enter(answer.adapter)
             self._running[engine_id] = running
             self.served.engine.submit(
                 EngineRequest(
@@ -76,6 +78,7 @@ class RunningTable:
                     matcher=answer.matcher,
                     after="" if engine_id == engine_ids[0] else engine_ids[0],
                     embed=answer.embed,
+                    adapter=answer.adapter,
                 )
             )
         first = self._running[engine_ids[0]]
@@ -89,8 +92,9 @@ class RunningTable:
 
     def forget(self, engine_id: str) -> None:
         """Abort for a gateway that is gone: nobody wants the Finished."""
-        if self._running.pop(engine_id, None):
+        if running := self._running.pop(engine_id, None):
             self.served.engine.abort(engine_id)
+            self.served.adapters.leave(running.adapter)
 
     def fail_all(self, error: ServiceError) -> None:
         """The engine will say no more."""
@@ -132,6 +136,7 @@ class RunningTable:
 
     def _finish(self, engine_id: str, reason: FinishReason, error: ServiceError | None) -> None:
         running = self._running.pop(engine_id)
+        self.served.adapters.leave(running.adapter)
         ending = Ending(reason, running.answer.usage, error, self._phases(running))
         running.listener.finish(running.handle, ending)
 

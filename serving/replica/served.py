@@ -9,6 +9,7 @@ from serving.dialect import THINK, ToolDialect, choose_tool_dialect, thinks
 from serving.engine.api import EngineLoop
 from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import StopStrings, Tokenizer
+from serving.replica.adapters import AdapterTable
 from serving.replica.answer import Answer
 from serving.replica.prompt_echo import PromptEcho
 from serving.replica.prompts import PromptReader, ReadPrompt
@@ -19,6 +20,7 @@ from serving.replica.thought_count import ThoughtCount
 class ServedModel:
     name: str
     engine: EngineLoop
+    adapters: AdapterTable
     reader: PromptReader
     eos_ids: frozenset[int]
     capacity: int
@@ -27,13 +29,17 @@ class ServedModel:
 
     @classmethod
     def build(cls, config: EngineConfig, engine: EngineLoop, card: ModelCard) -> "ServedModel":
-        """Slow: the tokenizer is built here."""
+        """Slow: the tokenizer is built and the first adapters are loaded here. Raises ServiceError for one that cannot
+        be."""
         name = config.name or card.name
+        adapters = AdapterTable(name, engine, is_fixed=config.max_loras is None)
+        for lora, path in config.lora_paths.items():
+            adapters.load_now(lora, path)
         eos_ids = frozenset(card.generation.eos_token_ids)
         grammars = GrammarCompiler(card.text.tokenizer_json, engine.vocab_size, eos_ids)
         template = card.text.chat_template
         reader = PromptReader(
-            name,
+            adapters,
             Tokenizer(card.text),
             grammars,
             card.generation,
@@ -43,7 +49,7 @@ class ServedModel:
             thinks(template) if config.reasoning is None else config.reasoning,
             config.embeddings is not None,
         )
-        return cls(name, engine, reader, eos_ids, capacity=config.num_slots + config.max_waiting)
+        return cls(name, engine, adapters, reader, eos_ids, capacity=config.num_slots + config.max_waiting)
 
     def new_answer(self, prompt: ReadPrompt) -> Answer:
         return Answer(

@@ -17,6 +17,7 @@ import grpc
 from serving.engine.api import EngineLoop, EngineState, StepOutput
 from serving.errors import EngineFailed, Overloaded, ReplicaUnavailable, ServiceError
 from serving.replica import convert
+from serving.replica.adapters import AdapterTable
 from serving.replica.gateway_stream import GatewayStream
 from serving.replica.profiler import Profiler
 from serving.replica.prompts import PromptReader, ReadPrompt
@@ -24,7 +25,7 @@ from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaServicer
 from serving.replica.running import RunningTable
 from serving.replica.served import ServedModel
-from serving.replica.status import ReplicaState, ReplicaStatus
+from serving.replica.status import ReplicaState, ReplicaStatus, ServedAdapter
 from serving.request import Request
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ class ReplicaService(ReplicaServicer):
         table = self._table
         if table is None:
             return self._status
-        return dataclasses.replace(self._status, load=table.load, stats=table.stats)
+        adapters = tuple(ServedAdapter(adapter.name, adapter.path) for adapter in table.served.adapters.loaded)
+        return dataclasses.replace(self._status, load=table.load, stats=table.stats, adapters=adapters)
 
     def report(self, detail: str) -> None:
         """Say what loading is doing."""
@@ -73,6 +75,7 @@ class ReplicaService(ReplicaServicer):
         def on_step(step: StepOutput) -> None:  # on the engine's thread
             loop.call_soon_threadsafe(table.on_step, step)
 
+        served.adapters.on_change = self._change
         served.engine.start(on_step)
         self._change(
             model=served.name,
@@ -126,6 +129,7 @@ class ReplicaService(ReplicaServicer):
         for threads in (self._tokenizing, self._compiling):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._table is not None:
+            self._table.served.adapters.close()
             await asyncio.to_thread(self._table.served.engine.stop)  # may wait for the step in progress
             await _poll(lambda: self._engine_state() in (EngineState.STOPPED, EngineState.FAILED))
 
@@ -179,6 +183,28 @@ class ReplicaService(ReplicaServicer):
             return await self._in_thread(self._detokenize, request)
         except ServiceError as error:
             return pb.DetokenizeReply(error=convert.error_to_pb(error))
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: object) -> pb.AdapterReply:
+        try:
+            await self._adapters().load(request.name, request.path)
+        except ServiceError as error:
+            return pb.AdapterReply(error=convert.error_to_pb(error))
+        return self._adapter_reply()
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: object) -> pb.AdapterReply:
+        try:
+            self._adapters().unload(request.name)
+        except ServiceError as error:
+            return pb.AdapterReply(error=convert.error_to_pb(error))
+        return self._adapter_reply()
+
+    def _adapter_reply(self) -> pb.AdapterReply:
+        return pb.AdapterReply(adapters=convert.adapters_to_pb(self.status.adapters))
+
+    def _adapters(self) -> AdapterTable:
+        if self._table is None or not self._status.ready:
+            raise ReplicaUnavailable(f"the replica is {self._status.state}: {self._status.detail}.", retry_after_s=1)
+        return self._table.served.adapters
 
     async def _in_thread(self, work: Callable[[PromptReader, RequestT], ReplyT], request: RequestT) -> ReplyT:
         if self._table is None:

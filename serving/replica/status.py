@@ -18,6 +18,14 @@ class ReplicaState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """One that may be asked for."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     state: ReplicaState = ReplicaState.STARTING
     model: str = ""
@@ -33,6 +41,7 @@ class ReplicaStatus:
     """How the model writes calls of tools."""
     thinks: bool = False
     """Whether its answers may begin with thoughts."""
+    adapters: tuple[ServedAdapter, ...] = ()
 
     @property
     def ready(self) -> bool:

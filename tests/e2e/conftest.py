@@ -25,6 +25,8 @@ SMALL = (
     "64",
     "--embeddings",
     "mean",
+    "--max-loras",
+    "1",
 )  # few shapes, so that a server of its own starts in seconds
 
 

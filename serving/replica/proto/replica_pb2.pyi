@@ -328,6 +328,36 @@ class DetokenizeReply(_message.Message):
     error: Error
     def __init__(self, text: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class AdapterReply(_message.Message):
+    __slots__ = ("adapters", "error")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    error: Error
+    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -353,7 +383,7 @@ class ProfileReply(_message.Message):
     def __init__(self, steps: _Optional[int] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("state", "model", "max_seq_len", "load", "counters", "detail", "created_unix_s", "tool_dialect", "thinks")
+    __slots__ = ("state", "model", "max_seq_len", "load", "counters", "detail", "created_unix_s", "tool_dialect", "thinks", "adapters")
     STATE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQ_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +393,7 @@ class Status(_message.Message):
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     TOOL_DIALECT_FIELD_NUMBER: _ClassVar[int]
     THINKS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     state: str
     model: str
     max_seq_len: int
@@ -372,4 +403,5 @@ class Status(_message.Message):
     created_unix_s: int
     tool_dialect: str
     thinks: bool
-    def __init__(self, state: _Optional[str] = ..., model: _Optional[str] = ..., max_seq_len: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., detail: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., tool_dialect: _Optional[str] = ..., thinks: _Optional[bool] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, state: _Optional[str] = ..., model: _Optional[str] = ..., max_seq_len: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., detail: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., tool_dialect: _Optional[str] = ..., thinks: _Optional[bool] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...

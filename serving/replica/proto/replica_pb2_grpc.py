@@ -49,6 +49,16 @@ class ReplicaStub:
                 request_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeReply.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/podstream.replica.v1.Replica/LoadAdapter',
+                request_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.AdapterReply.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/podstream.replica.v1.Replica/UnloadAdapter',
+                request_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.AdapterReply.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/podstream.replica.v1.Replica/GetStatus',
                 request_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.StatusRequest.SerializeToString,
@@ -83,6 +93,19 @@ class ReplicaServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadAdapter(self, request, context):
+        """Which adapters there are, Status tells. An unloaded one is not taken from answers that are being written with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,6 +148,16 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeRequest.FromString,
                     response_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeReply.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.AdapterReply.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=serving_dot_replica_dot_proto_dot_replica__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=serving_dot_replica_dot_proto_dot_replica__pb2.AdapterReply.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -223,6 +256,60 @@ class Replica:
             '/podstream.replica.v1.Replica/Detokenize',
             serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeRequest.SerializeToString,
             serving_dot_replica_dot_proto_dot_replica__pb2.DetokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podstream.replica.v1.Replica/LoadAdapter',
+            serving_dot_replica_dot_proto_dot_replica__pb2.LoadAdapterRequest.SerializeToString,
+            serving_dot_replica_dot_proto_dot_replica__pb2.AdapterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podstream.replica.v1.Replica/UnloadAdapter',
+            serving_dot_replica_dot_proto_dot_replica__pb2.UnloadAdapterRequest.SerializeToString,
+            serving_dot_replica_dot_proto_dot_replica__pb2.AdapterReply.FromString,
             options,
             channel_credentials,
             insecure,

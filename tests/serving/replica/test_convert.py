@@ -9,7 +9,7 @@ from serving.engine.api import StepStats
 from serving.replica import convert
 from serving.replica.events import Ending, Finished
 from serving.replica.proto import replica_pb2 as pb
-from serving.replica.status import ReplicaState, ReplicaStatus
+from serving.replica.status import ReplicaState, ReplicaStatus, ServedAdapter
 from serving.request import (
     MAX_CHOICES,
     ChatPrompt,
@@ -124,6 +124,7 @@ def test_a_status_comes_back(state):
         "busy",
         Load(1, 2, 3, 4, 5, 6, 7),
         StepStats(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 0.25, 9, 10, 11, 12),
+        adapters=(ServedAdapter("a", "/a"), ServedAdapter("b", "gs://b")),
     )
     assert convert.status_from_pb(convert.status_to_pb(status)) == status
 

@@ -5,16 +5,19 @@ import pytest
 from serving.engine.grammar import GrammarCompiler
 from serving.engine.tokenizer import Tokenizer
 from serving.errors import InvalidRequest, ModelNotFound, PromptTooLong
+from serving.replica.adapters import AdapterTable
 from serving.replica.prompts import PromptReader
 from serving.request import ChatPrompt, Grammar, GrammarKind, Priority, Request, SamplingParams, TextPrompt, TokenPrompt
-from tests.fakes import FAKE_NAME, VOCAB_SIZE, fake_card
+from tests.fakes import FAKE_NAME, VOCAB_SIZE, FakeEngineLoop, fake_card
 
 
 @pytest.fixture(scope="module")
 def reader():
     card = fake_card(temperature=0.5)
     grammars = GrammarCompiler(card.text.tokenizer_json, VOCAB_SIZE, card.generation.eos_token_ids)
-    return PromptReader(FAKE_NAME, Tokenizer(card.text), grammars, card.generation, 20, VOCAB_SIZE)
+    return PromptReader(
+        AdapterTable(FAKE_NAME, FakeEngineLoop()), Tokenizer(card.text), grammars, card.generation, 20, VOCAB_SIZE
+    )
 
 
 def request(prompt, *, model=FAKE_NAME, unset=(), **sampling):
@@ -79,7 +82,14 @@ def test_steered_tokens_must_be_in_the_vocabulary(reader, field):
 def test_some_token_must_be_left_to_choose():
     card = fake_card()
     grammars = GrammarCompiler(card.text.tokenizer_json, 4, card.generation.eos_token_ids)
-    small = PromptReader(FAKE_NAME, Tokenizer(card.text), grammars, card.generation, max_seq_len=20, vocab_size=4)
+    small = PromptReader(
+        AdapterTable(FAKE_NAME, FakeEngineLoop()),
+        Tokenizer(card.text),
+        grammars,
+        card.generation,
+        max_seq_len=20,
+        vocab_size=4,
+    )
     small.read(request(TokenPrompt((1,)), banned_token_ids=(0, 1, 2)))
     with pytest.raises(InvalidRequest, match="no token to choose"):
         small.read(request(TokenPrompt((1,)), banned_token_ids=(0, 1, 2), stop_token_ids=(3,), min_tokens=1))
