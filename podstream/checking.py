@@ -1,7 +1,6 @@
 """`podstream check`: a deployment, compiled for a slice that is not here, as a budget that a person can read."""
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,7 +35,7 @@ def check(
 
     ahead = Ahead.of(chosen)
     note(f"compiling {len(ahead.shapes)} programs of {chosen.name} for {chosen.slice.name}")
-    steps = compile_steps(ahead, ahead.shapes, note, os.cpu_count() or 1, save)
+    steps = compile_steps(ahead, ahead.shapes, note, save)
     if save is not None:
         arguments = replica_arguments(replace(ahead.engine, compile_cache=save), ReplicaConfig())
         note(f"saved for replicas that are started as\n  podstream {shlex.join(arguments)}")

@@ -14,7 +14,7 @@ from serving.config import EngineConfig
 from serving.engine.batch import StepShape
 from serving.engine.build import shapes_of, step_spec
 from serving.engine.device_arrays import FlatWeights
-from serving.engine.executables import Executables
+from serving.engine.executables import Executables, num_compile_threads
 from serving.engine.loaded_model import LoadedModel, attention_needs
 from serving.engine.step import StepSpec
 from serving.engine.step_program import StepState, abstract_state, compile_step
@@ -103,7 +103,7 @@ class Ahead:
 
 
 def compile_steps(
-    ahead: Ahead, shapes: Sequence[StepShape], progress: Progress, num_threads: int, save: str | None = None
+    ahead: Ahead, shapes: Sequence[StepShape], progress: Progress, save: str | None = None
 ) -> list[CompiledStep]:
     """In the order of `shapes`; XLA works outside the GIL, so threads help. Programs are kept at the URL `save`, where
     replicas find them that have it as their compile cache."""
@@ -114,5 +114,5 @@ def compile_steps(
         progress(f"compiled {shape} in {found.compile_s:.1f} s")
         return found
 
-    with ThreadPoolExecutor(num_threads, "compile") as pool:
+    with ThreadPoolExecutor(num_compile_threads(ahead.spec.mesh), "compile") as pool:
         return list(pool.map(one, shapes))

@@ -1,7 +1,6 @@
 """Builds an engine from its config: card, mesh, weights, page pool, programs. Long, so it reports what it is doing."""
 
 import logging
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +26,7 @@ from serving.engine.draft_check import check_draft
 from serving.engine.draft_programs import DraftPrograms
 from serving.engine.draft_step import DraftSpec
 from serving.engine.engine import Engine
-from serving.engine.executables import Executables
+from serving.engine.executables import Executables, num_compile_threads
 from serving.engine.format_notes import format_notes
 from serving.engine.inputs import Peers
 from serving.engine.loaded_model import LoadedModel, Progress, attention_needs
@@ -248,7 +247,7 @@ def _compile(programs: Programs, shapes: tuple[StepShape, ...], progress: Progre
         progress(f"compiling: {len(done)} of {len(shapes)} programs, last {shape}")
 
     progress(f"compiling: 0 of {len(shapes)} programs")
-    programs.compile(shapes, report, num_threads=os.cpu_count() or 1)
+    programs.compile(shapes, report, num_threads=num_compile_threads(programs.spec.mesh))
 
 
 def _max_tiles(config: EngineConfig) -> int:

@@ -66,6 +66,12 @@ class Executables:
         return program
 
 
+def num_compile_threads(mesh: Mesh) -> int:
+    """How many programs to compile at once. A TPU's compiler uses several cores by itself, and two programs at once end
+    the process now and then (libtpu 0.0.42.1: what it makes for SparseCores overflows a stack)."""
+    return 1 if mesh.devices.flat[0].platform == "tpu" else os.cpu_count() or 1
+
+
 def describe(value: object) -> str:
     """A text that is the same in every process for values that make the same program."""
     if isinstance(value, Mesh):

@@ -70,7 +70,7 @@ def record(ahead, step):
 def compile_records(name, rows=ROWS):
     """Those of a deployment, by rows."""
     ahead = Ahead.of(deployment(name))
-    steps = compile_steps(ahead, [shape for shape in shapes(ahead) if shape.rows in rows], lambda _: None, 2)
+    steps = compile_steps(ahead, [shape for shape in shapes(ahead) if shape.rows in rows], lambda _: None)
     return {str(step.shape.rows): record(ahead, step) for step in steps}
 
 
@@ -90,6 +90,18 @@ def saved():
     return json.loads(FILE.read_text())
 
 
+def table(steps):
+    """The lines of tpu_configs/README.md."""
+    yield "| deployment | HBM / floor, 32 rows | 128 rows | temporaries MiB, 32 | 128 | sums of a step of 128 rows |"
+    yield "|---|---|---|---|---|---|"
+    for name, by_rows in sorted(steps.items()):
+        few, many = (by_rows[str(rows)] for rows in ROWS)
+        over = " | ".join(f"{one['hbm_bytes'] / one['floor_bytes']:.3f}" for one in (few, many))
+        temporaries = " | ".join(f"{one['temporary_bytes'] >> 20:,}" for one in (few, many))
+        count, size = many["collectives"].get("all-reduce", (0, 0))
+        yield f"| {name} | {over} | {temporaries} | {f'all-reduce {count} ({size / 1e6:,.1f} MB)' if count else '-'} |"
+
+
 def main():
     """Compile and write all of them, or those named."""
     if sys.argv[1:2] == ["--print"]:
@@ -104,6 +116,7 @@ def main():
             print(name, rows, "rows", figures["compile_s"], "s", f"{figures['hbm_bytes'] / figures['floor_bytes']:.3f}")
         found["versions"] = versions()
         FILE.write_text(json.dumps(found, indent=1) + "\n")
+    print("\n".join(table(saved()["steps"])))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Kept programs do what compiled ones do, and nothing else is ever taken for them."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,7 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from kv.cache import ColumnCache, abstract_cache, make_cache
 from model.config import ModelConfig
 from serving.engine import executables
-from serving.engine.executables import Executables, describe
+from serving.engine.executables import Executables, describe, num_compile_threads
 from sharding.mesh import make_mesh
 from sharding.rules import choose_rules
 from sharding.spec import MeshSpec
@@ -148,3 +150,9 @@ def test_a_description_is_the_same_in_every_process_and_tells_values_apart():
     assert len({describe(spec), *map(describe, others)}) == 5
     with pytest.raises(AssertionError, match="next process"):
         describe((spec, object()))
+
+
+@pytest.mark.parametrize(("platform", "alone"), [("tpu", True), ("cpu", False)])
+def test_programs_for_a_tpu_are_compiled_one_at_a_time(platform, alone):
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+    assert num_compile_threads(mesh) == (1 if alone else os.cpu_count())
