@@ -85,6 +85,7 @@ def check_all(adapters, asked, answers):
         adapters.check(each.adapter, each.token_ids, answer)
 
 
+@pytest.mark.slow
 def test_a_mixed_batch_equals_merged_weights_and_each_alone(adapters):
     engine = tiny_engine(adapters=True)
     choices = [None, *(adapters.load(engine, place) for place in range(2))]

@@ -3,6 +3,7 @@ is named, and then all end."""
 
 import random
 import threading
+import time
 from types import SimpleNamespace
 
 import orjson
@@ -68,6 +69,10 @@ def test_all_hosts_plan_alike(slice_of_three):
     it.loop.stop()
     assert it.loop.state is EngineState.STOPPED
     assert [guest.ended.get(timeout=5) for guest in it.guests] == [(0, ""), (0, "")]
+    end = time.monotonic() + 5
+    while any(engine.stats.num_steps < it.leader.stats.num_steps for engine in it.followers):
+        assert time.monotonic() < end, "the last steps are still on their way"
+        time.sleep(0.01)
     plans = [[plan_of(record) for record in engine.ring.records] for engine in (it.leader, *it.followers)]
     assert plans[0] == plans[1] == plans[2]
     assert it.leader.digest == it.followers[0].digest == it.followers[1].digest != 0
