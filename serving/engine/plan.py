@@ -38,9 +38,9 @@ class Limits:
     share_first: float = 1.1
     """The same, while one of them waits for its first token."""
     share_prefill: float = 4.0
-    """How many times longer batch prompts may make it in their step."""
+    """How many times longer prompts may make it beside batch work."""
     floor_every: int = 4
-    """One step of so many is theirs."""
+    """One step of so many may have batch prompts."""
 
 
 class PageReader(Protocol):

@@ -93,7 +93,14 @@ def test_a_batch_prompt_that_would_hold_people_up_waits_for_the_floor():
     assert len(dearest.decode) == 3 and chunks(dearest) == [(new, 0, TILE)], "something always goes on"
 
 
-def test_a_persons_prompt_has_the_whole_chunk_whatever_it_costs():
+def test_a_persons_prompt_is_cut_beside_batch_rows():
+    world, _ = crowd(batch=1)
+    new = world.wait(24)
+    assert chunks(world.plan(step=1, costs=Costs(row=0.3, tile=2.0))) == [(new, 0, 8)]
+    assert chunks(world.plan(step=1, costs=DEAR)) == [(new, 0, 24)]
+
+
+def test_without_batch_rows_a_prompt_has_the_whole_chunk_whatever_it_costs():
     world, _ = crowd(batch=0)
     new = world.wait(24)
     for costs in (Costs(row=0.3, tile=2.0), Dearest(), Unknown()):
