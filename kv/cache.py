@@ -43,17 +43,10 @@ class KVCache(Protocol):
 CacheT = TypeVar("CacheT", bound=KVCache)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ColumnCache:
-    k_LPKHG: jax.Array
-    """Keys after rope. Page 0 is the null page."""
+class ValuePages:
+    """How many pages a cache has, and how long, for those whose values lie as `v_LPKGH`."""
+
     v_LPKGH: jax.Array
-    k_scale_LPKG: jax.Array | None = None
-    """Of int8 pages only, like the next one."""
-    v_scale_LPKG: jax.Array | None = None
-    widened: str | None = field(default=None, metadata={"static": True})
-    """Type that keys and values of one byte are multiplied in; wider ones are multiplied as they lie."""
 
     @property
     def num_pages(self) -> int:
@@ -63,6 +56,19 @@ class ColumnCache:
     @property
     def page_size(self) -> int:
         return int(self.v_LPKGH.shape[3])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ColumnCache(ValuePages):
+    k_LPKHG: jax.Array
+    """Keys after rope. Page 0 is the null page."""
+    v_LPKGH: jax.Array
+    k_scale_LPKG: jax.Array | None = None
+    """Of int8 pages only, like the next one."""
+    v_scale_LPKG: jax.Array | None = None
+    widened: str | None = field(default=None, metadata={"static": True})
+    """Type that keys and values of one byte are multiplied in; wider ones are multiplied as they lie."""
 
     @property
     def product_dtype(self) -> str:

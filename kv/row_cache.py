@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from kv.cache import SCALE_DTYPE, encode, stored_dtype
+from kv.cache import SCALE_DTYPE, ValuePages, encode, stored_dtype
 from model import axes
 from model.config import ModelConfig
 from sharding.rules import ShardingRules
@@ -20,7 +20,7 @@ from sharding.rules import ShardingRules
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class RowCache:
+class RowCache(ValuePages):
     heads_axis: ClassVar[int] = 2
 
     k_LPKGH: jax.Array
@@ -30,15 +30,6 @@ class RowCache:
     """Of int8 pages only. Along K those of keys and those of values of each KV head in turn."""
     widened: str | None = field(default=None, metadata={"static": True})
     """Type that keys and values of one byte are multiplied in; wider ones are multiplied as they lie."""
-
-    @property
-    def num_pages(self) -> int:
-        """The null page included."""
-        return int(self.v_LPKGH.shape[1])
-
-    @property
-    def page_size(self) -> int:
-        return int(self.v_LPKGH.shape[3])
 
     @property
     def product_dtype(self) -> str:

@@ -35,6 +35,11 @@ class Stacked:
         """Those that are here."""
         return int(self.matrices_LZCOI.shape[1])
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """That products are computed in."""
+        return jnp.dtype(jnp.float32 if self.matrices_LZCOI.dtype == jnp.float32 else jnp.bfloat16)
+
     def of_layer(self, layer: jax.Array) -> "Stacked":
         return replace(self, layer=layer[None])
 

@@ -109,8 +109,7 @@ def _experts_apart(mesh: Mesh) -> ExpertsFn:
     ) -> jax.Array:
         tensor = TENSOR if _can_split_mlp(gate_up, down, mesh.shape[TENSOR]) else None
         axes = (EXPERT, TENSOR) if tensor else (EXPERT,)
-        is_wide = mesh.devices.flat[0].platform == "cpu" or jax.tree.leaves(down)[0].dtype == jnp.float32
-        narrow = jnp.float32 if is_wide else jnp.bfloat16  # as `model.einsum` adds up
+        summed = jnp.float32 if mesh.devices.flat[0].platform == "cpu" else down.dtype  # as `model.einsum` adds up
 
         def here(x_TD: jax.Array, experts_TE: jax.Array, shares_TE: jax.Array, gate_up: Any, down: Any) -> jax.Array:
             num_here = num_experts_of(down)
@@ -120,7 +119,7 @@ def _experts_apart(mesh: Mesh) -> ExpertsFn:
             local_TE = jnp.where(is_here_TE, local_TE, num_here)
             shares_TE = jnp.where(is_here_TE, shares_TE, 0.0)
             said_TD = run_experts(x_TD, local_TE, shares_TE, gate_up, down, activation)
-            return jax.lax.psum(said_TD.astype(narrow), axes).astype(jnp.float32)
+            return jax.lax.psum(said_TD.astype(summed), axes).astype(jnp.float32)
 
         rows = PartitionSpec(DATA if x_TD.shape[0] % mesh.shape[DATA] == 0 else None)
         is_staged = bool(jax.sharding.get_abstract_mesh().manual_axes)
