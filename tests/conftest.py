@@ -1,14 +1,14 @@
 """Settings and fixtures for all tests.
 
-Four virtual CPU devices, so that sharded programs are real; XLA optimises little, because tests compile far more than
-they compute. Both must be set before JAX is imported.
+What JAX reads as it starts must be set before it is imported.
 """
 
 import os
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+from tests.flags import xla_flags
 
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = xla_flags(num_devices=4)
 
 from pathlib import Path
 from typing import Any

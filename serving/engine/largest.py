@@ -22,12 +22,20 @@ def largest(logits_RV: jax.Array, num: int, shards: int) -> tuple[jax.Array, jax
     return values_RX, jnp.take_along_axis(ids_RSC.reshape(R, -1), at_RX, axis=1, mode="promise_in_bounds")
 
 
+def first_largest(values_RV: jax.Array) -> jax.Array:
+    """int32[R], the index of each row's largest value, the lower one of equals; some index if a row has NaN. An argmax,
+    but two plain reductions, which a TPU's compiler makes in a quarter of the time."""
+    last = values_RV.shape[1] - 1
+    largest_R1 = jnp.max(values_RV, axis=1, keepdims=True)
+    return jnp.min(jnp.where(values_RV == largest_R1, jnp.arange(last + 1, dtype=jnp.int32), last), axis=1)
+
+
 def largest_by_turns(logits_RV: jax.Array, count: int) -> jax.Array:
     """int32[R, count], what `jax.lax.top_k` says, for which a TPU's compiler takes half a minute."""
     tokens_V = jnp.arange(logits_RV.shape[1])
 
     def turn(left_RV: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-        token_R = jnp.argmax(left_RV, axis=1).astype(jnp.int32)
+        token_R = first_largest(left_RV)
         return jnp.where(tokens_V == token_R[:, None], -jnp.inf, left_RV), token_R
 
     return jax.lax.scan(turn, logits_RV, length=count)[1].T

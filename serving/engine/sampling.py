@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from serving.engine.edits import apply_edits
 from serving.engine.filters import lowest_kept
+from serving.engine.largest import first_largest
 from serving.engine.logprobs import RowLogprobs, no_logprobs, row_logprobs
 from serving.engine.masks import keep_allowed
 from serving.engine.noise import gumbel
@@ -93,9 +94,7 @@ def sample(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> tuple[j
 def _greedy(logits_RV: jax.Array) -> jax.Array:
     """The argmax. A CPU takes the largest of a block as a vector, but an argmax number by number; where devices share
     the vocabulary, blocks would have to be sent around."""
-    return jax.lax.platform_dependent(
-        logits_RV, cpu=_greedy_by_blocks, default=lambda logits_RV: jnp.argmax(logits_RV, axis=-1).astype(jnp.int32)
-    )
+    return jax.lax.platform_dependent(logits_RV, cpu=_greedy_by_blocks, default=first_largest)
 
 
 def _greedy_by_blocks(logits_RV: jax.Array) -> jax.Array:
@@ -147,7 +146,8 @@ def _draw(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
 def draw_from_all(mass_RV: jax.Array, seed_R2: jax.Array, position_R: jax.Array) -> jax.Array:
     """One draw of V: noise costs an accelerator nothing, and devices that share the vocabulary send a token each."""
     noise_RV = gumbel(seed_R2, position_R, mass_RV.shape[1])
-    return jnp.argmax(jnp.log(mass_RV) + noise_RV, axis=-1).astype(jnp.int32)
+    # Behind a barrier: computed again in another fusion, the largest might be rounded otherwise, and be none's equal.
+    return first_largest(jax.lax.optimization_barrier(jnp.log(mass_RV) + noise_RV))
 
 
 def draw_by_blocks(mass_RV: jax.Array, seed_R2: jax.Array, position_R: jax.Array) -> jax.Array:
