@@ -5,10 +5,10 @@ What JAX reads as it starts must be set before it is imported.
 
 import os
 
-from tests.flags import xla_flags
+from tests.flags import virtual_devices
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = xla_flags(num_devices=4)
+os.environ["XLA_FLAGS"] = virtual_devices(4)
 
 from pathlib import Path
 from typing import Any

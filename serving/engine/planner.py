@@ -64,8 +64,6 @@ def plan_step(
     gone = set(map(id, growth.preempt))
     running = [sequence for sequence in prefilling if id(sequence) not in gone]
     draft = AdmissionDraft(slots, pages, limits, growth)
-    if sharing is not None:
-        draft.give_tiles(sharing.people_tiles)
     draft.go_on(s for s in running if s.band == INTERACTIVE and not _waits_for_floor(s, sharing))
     # Whoever was just preempted for pages would be the first to be admitted again.
     may_enter = not growth.preempt and draft.enter(_entering(waiting, sharing), INTERACTIVE)

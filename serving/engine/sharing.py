@@ -5,11 +5,11 @@ that is cheap, as where decoding is bound by reading weights, nobody is held bac
 
 - batch rows take turns, so that they make a step at most `Limits.share` times longer, and `Limits.share_first` times
   while an interactive sequence waits for its first token;
-- batch prompts have one step in `Limits.floor_every`, and beside batch rows all prompts are cut so that a step takes at
-  most `Limits.share_prefill` times what decoding interactive rows alone takes.
+- batch prompts have one step in `Limits.floor_every`, which takes at most `Limits.share_floor` times what decoding
+  interactive rows alone takes.
 
-In that step a batch row and a tile go along whatever they cost, so the batch band never stands still. Without batch
-rows prompts have the whole chunk: shorter ones are more steps, and each pays for the rows beside them.
+In that step a batch row and a tile go along whatever they cost, so the batch band never stands still. People's own
+prompts have the whole chunk: shorter ones are more steps, and each pays for the rows beside them.
 """
 
 import math
@@ -45,10 +45,8 @@ class Costs(Protocol):
 class Sharing:
     held_B: NDArray[np.bool_]
     """Batch slots that skip this step."""
-    people_tiles: int
-    """Tiles that interactive prompts may have."""
     batch_tiles: int
-    """Tiles that batch prompts may have beside them."""
+    """Tiles that batch prompts may have beside people's."""
     is_floor: bool
     """Whether it is the batch band's step: promoted sequences then come before people who came later."""
 
@@ -56,33 +54,29 @@ class Sharing:
 def share_step(waiting: Items[Sequence], slots: SlotTable, limits: Limits, costs: Costs, step: int) -> Sharing | None:
     """None where nothing is held back. `waiting` is in the order of rank; `step` counts plans."""
     people_B = slots.unfinished_B & ~slots.patient_B
-    wanted_tiles = _first_tiles(waiting, slots, people_B, limits)
-    if not (wanted_tiles or people_B.any()):
+    people_tiles = _first_tiles(waiting, slots, people_B, limits)
+    if not (people_tiles or people_B.any()):
         return None
     is_floor = step % limits.floor_every == 0
     ready_B = slots.decodes_B & slots.unfinished_B & ~slots.unread_B
     batch = np.flatnonzero(ready_B & slots.batch_B)
     num_own = int(np.count_nonzero(ready_B & ~slots.batch_B))
     decode_s = costs.of_step(num_own, 0) if num_own else None
-    prefill_s = math.inf if decode_s is None else limits.share_prefill * decode_s
-    people_tiles = wanted_tiles
-    if slots.batch_B.any():
-        people_tiles = _fitting(wanted_tiles, 1, lambda count: costs.at_most(num_own + 1, count) <= prefill_s)
     own_rows, left = num_own + bool(people_tiles), limits.max_tiles - people_tiles
     share, alone_s = limits.share_first if people_tiles else limits.share, costs.of_step(own_rows, people_tiles)
     most_s = -math.inf if alone_s is None else share * alone_s  # if nobody knows, this step will tell
     if is_floor and decode_s is not None:
-        most_s = max(most_s, prefill_s)
+        most_s = max(most_s, limits.share_floor * decode_s)
     least = int(is_floor)
     num_batch = _fitting(len(batch), least, lambda n: costs.at_most(own_rows + n, people_tiles) <= most_s)
     beside = own_rows + num_batch + 1
     batch_tiles = _fitting(left, least, lambda n: costs.at_most(beside, people_tiles + n) <= most_s)
-    if (people_tiles, num_batch, batch_tiles) == (wanted_tiles, len(batch), left):
+    if (num_batch, batch_tiles) == (len(batch), left):
         return None
     longest_held = batch[np.argsort(slots.decoded_at_B[batch], kind="stable")]
     held_B = np.zeros(len(slots.sequences), np.bool_)
     held_B[longest_held[num_batch:]] = True
-    return Sharing(held_B, people_tiles, batch_tiles, is_floor)
+    return Sharing(held_B, batch_tiles, is_floor)
 
 
 def _fitting(most: int, least: int, fits: Callable[[int], bool]) -> int:

@@ -2,7 +2,8 @@
 
 Interactive protected: 4 interactive streams alone, then beside 24 batch streams and a 2,000-token prompt every second,
 which may wait like the batch (as interactive ones, they alone would ask for more than two cores can prefill).
-A server without priorities gets the same requests, all alike.
+A server without priorities gets the same requests, all alike. Answers of the 4 differ in length: streams that march in
+step would never meet each other's prompts when they are alone, but would as soon as anything disturbs them.
 
 Mixed load: the same requests at the same times for every server. Good is an answer with its first token within
 `SLO_TTFT_S` and then a token every `SLO_TPOT_S` on average.
@@ -21,7 +22,7 @@ INTERACTIVE, BATCH = 4, 24
 SLOTS, CONTEXT = 32, 2_560
 """What a server for this traffic must hold."""
 LONG_PROMPT, LONG_ANSWER, LONG_EVERY_S = 2_000, 16, 1.0
-SHORT_PROMPT, SHORT_ANSWER, BATCH_ANSWER = 128, 128, 400
+SHORT_PROMPT, SHORT_ANSWERS, BATCH_ANSWERS = 128, (64, 192), (400, 400)
 
 SLO_TTFT_S, SLO_TPOT_S = 2.0, 0.2
 PROMPTS, ANSWERS = (10, 1_500), (5, 400)
@@ -60,7 +61,7 @@ def _ratio(after: float | None, before: float | None) -> float | None:
 async def _interactive(client: Client, rng: random.Random, phase_s: float) -> list[Answer]:
     """What the streams got in `phase_s` seconds, the last answers unfinished."""
     log: list[Answer] = []
-    async with _streams(client, rng, INTERACTIVE, SHORT_ANSWER, {}, log):
+    async with _streams(client, rng, INTERACTIVE, SHORT_ANSWERS, {}, log):
         await asyncio.sleep(phase_s)
     return log
 
@@ -69,7 +70,7 @@ async def _interactive(client: Client, rng: random.Random, phase_s: float) -> li
 async def _background(client: Client, rng: random.Random, fields: Mapping[str, object]) -> AsyncIterator[None]:
     """Batch streams, all of which have begun to decode or wait when this is entered, and the long prompts."""
     log: list[Answer] = []
-    async with _streams(client, rng, BATCH, BATCH_ANSWER, fields, log):
+    async with _streams(client, rng, BATCH, BATCH_ANSWERS, fields, log):
         while sum(bool(answer.chunks_s) for answer in log) < BATCH:  # noqa: ASYNC110 - tasks fill the log
             await asyncio.sleep(0.05)
         async with asyncio.TaskGroup() as group:
@@ -88,13 +89,19 @@ async def _long_prompts(client: Client, rng: random.Random, fields: Mapping[str,
 
 @asynccontextmanager
 async def _streams(
-    client: Client, rng: random.Random, count: int, answer: int, fields: Mapping[str, object], log: list[Answer]
+    client: Client,
+    rng: random.Random,
+    count: int,
+    answers: tuple[int, int],
+    fields: Mapping[str, object],
+    log: list[Answer],
 ) -> AsyncIterator[None]:
     """Streams with short prompts that never rest, cut off at the end."""
 
     async def stream() -> None:
         while True:
-            await client.ask(Ask(random_prompt(rng, SHORT_PROMPT), answer, fields), log)
+            ask = Ask(random_prompt(rng, SHORT_PROMPT), rng.randint(*answers), fields)
+            await client.ask(ask, log)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(stream()) for _ in range(count)]

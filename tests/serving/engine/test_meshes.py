@@ -10,7 +10,7 @@ import pytest
 
 from serving.request import SamplingParams
 from tests.engines import CONFIG, GREEDY, MIXTRAL, request, run, tiny_engine
-from tests.flags import xla_flags
+from tests.flags import virtual_devices
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -59,7 +59,7 @@ print(json.dumps(told))
 @pytest.fixture(scope="module")
 def told():
     """What every mesh answered, and what of the vocabulary travels between devices."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(num_devices=8)}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": virtual_devices(8)}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -93,15 +93,9 @@ def test_a_batch_prompt_that_would_hold_people_up_waits_for_the_floor():
     assert len(dearest.decode) == 3 and chunks(dearest) == [(new, 0, TILE)], "something always goes on"
 
 
-def test_a_persons_prompt_is_cut_beside_batch_rows():
-    world, _ = crowd(batch=1)
-    new = world.wait(24)
-    assert chunks(world.plan(step=1, costs=Costs(row=0.3, tile=2.0))) == [(new, 0, 8)]
-    assert chunks(world.plan(step=1, costs=DEAR)) == [(new, 0, 24)]
-
-
-def test_without_batch_rows_a_prompt_has_the_whole_chunk_whatever_it_costs():
-    world, _ = crowd(batch=0)
+@pytest.mark.parametrize("batch", [0, 6])
+def test_a_persons_prompt_has_the_whole_chunk_whatever_it_costs(batch):
+    world, _ = crowd(batch=batch)
     new = world.wait(24)
     for costs in (Costs(row=0.3, tile=2.0), Dearest(), Unknown()):
         assert chunks(world.plan(step=1, costs=costs)) == [(new, 0, 24)]
@@ -161,11 +155,11 @@ def test_batch_work_makes_no_step_longer_than_agreed(people, batch, prompts, cos
         return
     own_tiles = sum(pages_for(c.length, TILE) for c in first)
     tiles = sum(pages_for(c.length, TILE) for c in plan.prefill)
-    rows, prefill_s = len(plan.decode) + bool(plan.prefill), LIMITS.share_prefill * costs.of_step(people, 0)
+    rows, floor_s = len(plan.decode) + bool(plan.prefill), LIMITS.share_floor * costs.of_step(people, 0)
     most = costs.of_step(people + bool(first), own_tiles) * (LIMITS.share_first if first else LIMITS.share)
     least = (0, 0)
     if step % LIMITS.floor_every == 0:
-        most, least = max(most, prefill_s), (1, 1)
+        most, least = max(most, floor_s), (1, 1)
     if tiles - own_tiles <= least[1]:  # it goes along whatever it costs
         rows, tiles = len(plan.decode) + bool(first), own_tiles
     is_least = len(plan.decode) - people <= least[0] and tiles == own_tiles

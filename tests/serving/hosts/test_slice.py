@@ -19,7 +19,7 @@ from serving.replica.events import Delta, Finished
 from serving.request import FinishReason, Grammar, GrammarKind, Request, SamplingParams, TextPrompt
 from tests.engines import KEPT
 from tests.fakes import sse_events
-from tests.flags import xla_flags
+from tests.flags import XLA_FLAGS
 from tests.model_files import LLAMA3
 from tests.podstream.processes import ENV, is_alive, running
 from tests.services import running_client, running_replica, until
@@ -34,7 +34,7 @@ SIZES = {
     "page_size": 4,
 }  # two programs, which each host compiles
 FLAGS = ("--mesh", MESH, "--slots", "1", "--chunk-tokens", "32", "--max-seq-len", "128", "--page-size", "4")
-HOST_ENV = {**ENV, "XLA_FLAGS": xla_flags()}
+HOST_ENV = {**ENV, "XLA_FLAGS": XLA_FLAGS}
 MODEL = LLAMA3.name
 PROMPT = "the cat sat on the mat and went on " * 2
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
