@@ -15,12 +15,16 @@ from serving.engine.pages import Match
 from serving.engine.plan import Admission, Chunk, Limits, PageReader
 from serving.engine.sequence import BANDS, BATCH, INTERACTIVE, Sequence
 from serving.engine.slots import SlotTable
+from serving.request import Priority
 
 
 class AdmissionDraft:
     """Lives for one call of `plan_step` and keeps count of what the step has left to give."""
 
-    def __init__(self, slots: SlotTable, pages: PageReader, limits: Limits, growth: Growth) -> None:
+    def __init__(
+        self, slots: SlotTable, pages: PageReader, limits: Limits, growth: Growth, batch_tiles: int | None = None
+    ) -> None:
+        """Of the step's tiles, batch work may have `batch_tiles`; None: all of them."""
         self.admit: list[Admission] = []
         self.prefill: list[Chunk] = []
         self.preempt: dict[int, Sequence] = {}
@@ -28,6 +32,7 @@ class AdmissionDraft:
         self._slots, self._pages, self._limits, self._growth = slots, pages, limits, growth
         self._num_slots = slots.num_free
         self._num_tiles = limits.max_tiles
+        self._num_batch_tiles = limits.max_tiles if batch_tiles is None else batch_tiles
         self._num_pages = self._sure_pages = growth.free_pages
         """The second counts admitted sequences as if no page of theirs were shared. Shared pages may be those of a
         sequence that is preempted afterwards, and would be counted twice: as found and as given back."""
@@ -37,12 +42,8 @@ class AdmissionDraft:
     def go_on(self, sequences: Iterable[Sequence]) -> None:
         """Next chunks of running sequences."""
         for sequence in sequences:
-            if self._num_tiles and sequence.slot not in self.preempt:
+            if self._tiles_for(sequence) and sequence.slot not in self.preempt:
                 self._add_chunk(sequence, sequence.num_scheduled)
-
-    def give_tiles(self, count: int) -> None:
-        """Let those who come from here on have so many tiles together."""
-        self._num_tiles = count
 
     def enter(self, waiting: Iterable[Sequence], band: int) -> bool:
         """Admit sequences of one band until one does not fit: then nobody behind it may pass, and False is returned."""
@@ -55,7 +56,7 @@ class AdmissionDraft:
 
     def _admit(self, sequence: Sequence) -> bool:
         # The newest token of a sequence that was just preempted may not have been read yet.
-        if self._num_tiles == 0 or sequence.num_pending or not (self._num_slots or self._victims):
+        if self._tiles_for(sequence) == 0 or sequence.num_pending or not (self._num_slots or self._victims):
             return False
         match = self._pages.match(sequence)
         total = pages_for(len(sequence.token_ids) + 1, self._limits.page_size)
@@ -110,10 +111,17 @@ class AdmissionDraft:
         ahead = min(len(sequence.token_ids) + self._limits.growth_tokens, sequence.max_len)
         return max(pages_for(ahead, self._limits.page_size) - num_pages, 0)
 
+    def _tiles_for(self, sequence: Sequence) -> int:
+        is_batch = sequence.request.priority is Priority.BATCH
+        return min(self._num_tiles, self._num_batch_tiles) if is_batch else self._num_tiles
+
     def _add_chunk(self, sequence: Sequence, start: int) -> None:
         tile = self._limits.tile_tokens
-        length = min(len(sequence.token_ids) - start, self._num_tiles * tile)
-        self._num_tiles -= pages_for(length, tile)
+        length = min(len(sequence.token_ids) - start, self._tiles_for(sequence) * tile)
+        num_tiles = pages_for(length, tile)
+        self._num_tiles -= num_tiles
+        if sequence.request.priority is Priority.BATCH:
+            self._num_batch_tiles -= num_tiles
         self.prefill.append(Chunk(sequence, start, length))
 
 

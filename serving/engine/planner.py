@@ -63,12 +63,10 @@ def plan_step(
     growth = plan_growth(slots, pages, limits, held_B=held_B)
     gone = set(map(id, growth.preempt))
     running = [sequence for sequence in prefilling if id(sequence) not in gone]
-    draft = AdmissionDraft(slots, pages, limits, growth)
+    draft = AdmissionDraft(slots, pages, limits, growth, None if sharing is None else sharing.batch_tiles)
     draft.go_on(s for s in running if s.band == INTERACTIVE and not _waits_for_floor(s, sharing))
     # Whoever was just preempted for pages would be the first to be admitted again.
     may_enter = not growth.preempt and draft.enter(_entering(waiting, sharing), INTERACTIVE)
-    if sharing is not None:
-        draft.give_tiles(sharing.batch_tiles)
     draft.go_on(s for s in running if s.band == BATCH or _waits_for_floor(s, sharing))
     if may_enter and not draft.preempt:  # who was preempted comes before those who wait
         draft.enter(_entering(waiting, sharing), BATCH)
@@ -84,8 +82,8 @@ def plan_step(
 
 def _waits_for_floor(sequence: Sequence, sharing: Sharing | None) -> bool:
     """A promoted sequence decodes like an interactive one, but where its prompt would hold them up it has the floor's
-    steps."""
-    return sharing is not None and not sharing.is_floor and sequence.is_promoted
+    steps, and of these what they leave."""
+    return sharing is not None and not (sharing.is_floor and sharing.batch_tiles) and sequence.is_promoted
 
 
 def _entering(waiting: Items[Sequence], sharing: Sharing | None) -> Iterable[Sequence]:

@@ -71,7 +71,7 @@ def share_step(waiting: Items[Sequence], slots: SlotTable, limits: Limits, costs
     num_batch = _fitting(len(batch), least, lambda n: costs.at_most(own_rows + n, people_tiles) <= most_s)
     beside = own_rows + num_batch + 1
     batch_tiles = _fitting(left, least, lambda n: costs.at_most(beside, people_tiles + n) <= most_s)
-    if (num_batch, batch_tiles) == (len(batch), left):
+    if (num_batch, batch_tiles) == (len(batch), limits.max_tiles):
         return None
     longest_held = batch[np.argsort(slots.decoded_at_B[batch], kind="stable")]
     held_B = np.zeros(len(slots.sequences), np.bool_)

@@ -59,11 +59,12 @@ def _ratio(after: float | None, before: float | None) -> float | None:
 
 
 async def _interactive(client: Client, rng: random.Random, phase_s: float) -> list[Answer]:
-    """What the streams got in `phase_s` seconds, the last answers unfinished."""
+    """What the streams got in `phase_s` seconds, the last answers unfinished. The first ones come at once and do not
+    count: in a slower phase they would be a larger part."""
     log: list[Answer] = []
     async with _streams(client, rng, INTERACTIVE, SHORT_ANSWERS, {}, log):
         await asyncio.sleep(phase_s)
-    return log
+    return log[INTERACTIVE:]
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ from tests.bench.peer_tables import all_tables
 PEERS = (Podstream, Vllm, LlamaCpp)
 DTYPES = ("float32", "bfloat16")
 PARTS = ("levels", "prefix", "protected", "mixed")
-LEVELS, RATES, PHASE_S = (1, 8, 32, 64), (0.5, 1.0), 40.0
+LEVELS, RATES, PHASE_S = (1, 8, 32, 64), (0.5, 1.0), 60.0
 
 
 @dataclass(frozen=True)

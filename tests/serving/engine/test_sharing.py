@@ -112,6 +112,18 @@ def test_a_promoted_sequence_decodes_with_people_and_its_prompt_holds_nobody_up(
     assert batch[0].slot in plan.decode.tolist() and chunks(plan) == [(new, 0, 10)]
 
 
+@pytest.mark.parametrize(("prompt", "left"), [(10, TILE), (30, 0)])
+def test_in_the_floors_step_a_promoted_prompt_has_what_peoples_leave(prompt, left):
+    """Three tiles in all, of which the promoted one, first in rank, would take every one."""
+    world, _ = crowd()
+    promoted = world.prefill(40, 0, 11, priority=BATCH)
+    promoted.band, world.slots.batch_B[promoted.slot] = 0, False
+    new = world.wait(prompt)
+    plan = world.plan(step=LIMITS.floor_every, costs=DEAR)
+    found = {id(sequence): length for sequence, _, length in chunks(plan)}
+    assert found.get(id(promoted), 0) == left and found[id(new)] == min(prompt, 3 * TILE)
+
+
 def test_what_nobody_has_measured_is_tried_by_people_alone_first():
     world, _ = crowd()
     assert world.plan(step=1, costs=Unknown()).decode.tolist() == [0, 1]
