@@ -8,7 +8,8 @@ that is cheap, as where decoding is bound by reading weights, nobody is held bac
 - batch prompts have one step in `Limits.floor_every`, which takes at most `Limits.share_floor` times what decoding
   interactive rows alone takes.
 
-In that step a batch row and a tile go along whatever they cost, so the batch band never stands still. People's own
+In that step a batch row and a tile go along whatever they cost, the tile before more rows, so the batch band never
+stands still; beside people's prompts, whose steps are long, only in one such step of `Limits.floor_every`. People's own
 prompts have the whole chunk: shorter ones are more steps, and each pays for the rows beside them.
 """
 
@@ -67,10 +68,12 @@ def share_step(waiting: Items[Sequence], slots: SlotTable, limits: Limits, costs
     most_s = -math.inf if alone_s is None else share * alone_s  # if nobody knows, this step will tell
     if is_floor and decode_s is not None:
         most_s = max(most_s, limits.share_floor * decode_s)
-    least = int(is_floor)
-    num_batch = _fitting(len(batch), least, lambda n: costs.at_most(own_rows + n, people_tiles) <= most_s)
+    is_due = is_floor and (not people_tiles or step % limits.floor_every**2 == 0)
+    least_tiles = min(left, 1) if is_due and _has_batch_prompt(waiting, slots) else 0
+    beside, tiles = own_rows + least_tiles, people_tiles + least_tiles
+    num_batch = _fitting(len(batch), int(is_due), lambda n: costs.at_most(beside + n, tiles) <= most_s)
     beside = own_rows + num_batch + 1
-    batch_tiles = _fitting(left, least, lambda n: costs.at_most(beside, people_tiles + n) <= most_s)
+    batch_tiles = _fitting(left, least_tiles, lambda n: costs.at_most(beside, people_tiles + n) <= most_s)
     if (num_batch, batch_tiles) == (len(batch), limits.max_tiles):
         return None
     longest_held = batch[np.argsort(slots.decoded_at_B[batch], kind="stable")]
@@ -96,6 +99,12 @@ def _first_tiles(waiting: Items[Sequence], slots: SlotTable, people_B: NDArray[n
         if num_tiles >= limits.max_tiles:
             return limits.max_tiles
     return num_tiles
+
+
+def _has_batch_prompt(waiting: Items[Sequence], slots: SlotTable) -> bool:
+    """The first that waits may be promoted; those of the batch band are last."""
+    prefilling_B = slots.unfinished_B & slots.patient_B & ~slots.decodes_B
+    return bool(prefilling_B.any()) or any(s.request.priority is Priority.BATCH for s in (*waiting[:1], *waiting[-1:]))
 
 
 def _people(waiting: Items[Sequence]) -> Iterator[Sequence]:

@@ -112,6 +112,23 @@ def test_a_promoted_sequence_decodes_with_people_and_its_prompt_holds_nobody_up(
     assert batch[0].slot in plan.decode.tolist() and chunks(plan) == [(new, 0, 10)]
 
 
+def test_in_the_floors_step_a_tile_comes_before_more_rows():
+    """Eight rows would be cheap enough, but not beside the tile that goes along."""
+    world, _ = crowd()
+    new = world.wait(30, priority=BATCH)
+    plan = world.plan(step=LIMITS.floor_every, costs=Costs(base=1.0, row=0.3, tile=4.0))
+    assert len(plan.decode) == 2 + 1 and chunks(plan) == [(new, 0, TILE)]
+
+
+def test_beside_peoples_prompts_few_of_the_floors_steps_have_a_batch_tile():
+    world, _ = crowd()
+    world.wait(30, priority=BATCH)
+    new = world.wait(10)
+    seen = [len(world.plan(step=step, costs=DEAR).prefill) for step in range(1, LIMITS.floor_every**2 + 1)]
+    assert chunks(world.plan(step=LIMITS.floor_every, costs=DEAR)) == [(new, 0, 10)]
+    assert seen == [1] * (len(seen) - 1) + [2]
+
+
 @pytest.mark.parametrize(("prompt", "left"), [(10, TILE), (30, 0)])
 def test_in_the_floors_step_a_promoted_prompt_has_what_peoples_leave(prompt, left):
     """Three tiles in all, of which the promoted one, first in rank, would take every one."""
@@ -119,7 +136,7 @@ def test_in_the_floors_step_a_promoted_prompt_has_what_peoples_leave(prompt, lef
     promoted = world.prefill(40, 0, 11, priority=BATCH)
     promoted.band, world.slots.batch_B[promoted.slot] = 0, False
     new = world.wait(prompt)
-    plan = world.plan(step=LIMITS.floor_every, costs=DEAR)
+    plan = world.plan(step=LIMITS.floor_every**2, costs=DEAR)
     found = {id(sequence): length for sequence, _, length in chunks(plan)}
     assert found.get(id(promoted), 0) == left and found[id(new)] == min(prompt, 3 * TILE)
 
@@ -171,10 +188,9 @@ def test_batch_work_makes_no_step_longer_than_agreed(people, batch, prompts, cos
     most = costs.of_step(people + bool(first), own_tiles) * (LIMITS.share_first if first else LIMITS.share)
     least = (0, 0)
     if step % LIMITS.floor_every == 0:
-        most, least = max(most, floor_s), (1, 1)
-    if tiles - own_tiles <= least[1]:  # it goes along whatever it costs
-        rows, tiles = len(plan.decode) + bool(first), own_tiles
-    is_least = len(plan.decode) - people <= least[0] and tiles == own_tiles
+        most, is_due = max(most, floor_s), not first or step % LIMITS.floor_every**2 == 0
+        least = (1, 1) if is_due else (0, 0)
+    is_least = len(plan.decode) - people <= least[0] and tiles - own_tiles <= least[1]  # goes along whatever it costs
     assert is_least or costs.of_step(rows, tiles) <= most + 1e-9
 
 
