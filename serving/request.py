@@ -2,7 +2,7 @@
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from serving.errors import InvalidRequest
@@ -225,6 +225,10 @@ class Usage:
     """Of those, came true."""
     reasoning_tokens: int = 0
     """Of the answer's, spent on thoughts."""
+
+    def __add__(self, other: "Usage") -> "Usage":
+        """Of two requests for one answer."""
+        return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Usage)))
 
 
 @dataclass(frozen=True, slots=True)

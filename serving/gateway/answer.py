@@ -17,7 +17,7 @@ from serving.gateway import sse
 from serving.gateway.choice import Choice
 from serving.gateway.disconnect import run_while_connected
 from serving.gateway.errors import error_response
-from serving.gateway.exchange import CallExchange, Exchange
+from serving.gateway.exchange import Exchange, each_said
 from serving.gateway.formats import AnswerFormat
 from serving.gateway.keep_alive import KeepAlive
 from serving.gateway.protocol import Connection
@@ -60,10 +60,7 @@ class AnswerResponse(Response):
         def tell(said: Said) -> None:
             choices[said.choice].see(said)
 
-        if isinstance(exchange, CallExchange):
-            await Pump(exchange, tell).run()
-        while not exchange.is_complete:
-            tell(await exchange.next())
+        await Pump(exchange, tell).run()
         write = partial(self._format.whole, choices, exchange.usage)
         # What is said of long prompts is megabytes of JSON, which would hold up all other streams.
         body = await asyncio.to_thread(write) if any(choice.prompt for choice in choices) else write()
@@ -92,17 +89,19 @@ class AnswerResponse(Response):
         if opening and self._format.opens_at_once:
             await _send_part(send, opening)
             opening = b""
-        if connection is not None and isinstance(exchange, CallExchange):
+        if connection is not None:
             writer = EventWriter(exchange, self._format, connection, opening)
             await Pump(exchange, writer.tell, connection).run(writer.lane())
             return writer.last
-        while True:
-            part = self._format.said(await exchange.next())
+        last = b""
+        async for said in each_said(exchange):
+            part = self._format.said(said)
             if exchange.is_complete:
-                return opening + part + self._format.end(exchange.usage)
-            if part:
+                last = part
+            elif part:
                 await _send_part(send, opening + part)
                 opening = b""
+        return opening + last + self._format.end(exchange.usage)
 
 
 async def _send_part(send: Send, body: bytes) -> None:

@@ -29,8 +29,8 @@ class Services:
 
 
 class Call:
-    """`open`, `next` until every choice is Finished, and `close` whatever happened: that frees the slots of unfinished
-    answers, so one that fails takes the others with it.
+    """`open`, `listen` and `poll` until every choice is Finished, and `close` whatever happened: that frees the slots
+    of unfinished answers, so one that fails takes the others with it.
 
     A request with a deadline is open once its answer has begun, so that one that comes too late has its proper status.
     """
@@ -73,16 +73,9 @@ class Call:
             self._first = await self._take()
         self._accepted = True
 
-    async def next(self) -> Delta | Finished:
-        """Raises ServiceError when the answer fails on its way."""
-        first, self._first = self._first, None
-        event = first or await self._take()
-        assert not isinstance(event, Accepted), "a request is accepted once, in open()"
-        return event
-
     def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
-        """From now on `on_news` is called when there is something for `poll`, and `next` is not. `sink` as the
-        Generation has it; of what it takes `see_tokens` must be told."""
+        """From now on `on_news` is called when there is something for `poll`. `sink` as the Generation has it; of what
+        it takes `see_tokens` must be told."""
         assert self._generation is not None, "open() comes first"
         self._generation.listen(on_news, sink)
 
@@ -93,7 +86,7 @@ class Call:
         return self._watch.see_tokens
 
     def poll(self) -> Delta | Finished | None:
-        """What `next` would return if it is there already. Raises as it does."""
+        """What comes next, if it is there. Raises ServiceError when the answer fails on its way."""
         assert self._generation is not None and self._watch is not None, "open() comes first"
         event, self._first = self._first, None
         if event is None:

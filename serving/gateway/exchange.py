@@ -1,7 +1,8 @@
 """Exchange: one request and all that is said in answer to it, whatever the protocol. `CallExchange` is one call of the
 replica; `server_tools.ToolExchange` may be several."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from serving.gateway.call import Call, total_usage
@@ -12,7 +13,7 @@ from serving.request import Usage
 
 
 class Exchange(Protocol):
-    """`open`, `next` until it is complete, and `close` whatever happened."""
+    """`open`, `listen` and `poll` until it is complete, and `close` whatever happened."""
 
     @property
     def num_choices(self) -> int: ...
@@ -36,8 +37,21 @@ class Exchange(Protocol):
         """Wait until the replica accepts. Raises ServiceError."""
         ...
 
-    async def next(self) -> Said:
-        """Raises ServiceError when the answer fails on its way."""
+    def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
+        """From now on `on_news` is called when there is something for `poll`. `sink` gets text before which nothing
+        waits, as it comes; of what it takes it must ask `hear_text` what it says, or tell `see_plain` if there is
+        such."""
+        ...
+
+    def poll(self) -> Said | None:
+        """What is said next, if it is there. Raises ServiceError when the answer fails on its way."""
+        ...
+
+    def hear_text(self, choice: int, text: str, num_tokens: int) -> Said: ...
+
+    @property
+    def see_plain(self) -> Callable[[int, int], None] | None:
+        """Where all text is content as it comes: to be told of a choice's tokens that a sink has taken."""
         ...
 
     def close(self) -> None:
@@ -74,23 +88,12 @@ class CallExchange:
         if self._call.in_thought:
             self._transcript = Transcript(self._plan, self._call.num_choices, in_thought=True)
 
-    async def next(self) -> Said:
-        return self._transcript.hear(await self._call.next())
-
     def listen(self, on_news: Callable[[], None], sink: Sink | None = None) -> None:
-        """From now on `on_news` is called when there is something for `poll`, and `next` is not. `sink` gets text
-        before which nothing waits, as it comes; of what it takes it must ask `hear_text` what it says, or where all
-        text is content tell `see_tokens`."""
         self._call.listen(on_news, sink)
 
     @property
-    def says_plain_text(self) -> bool:
-        """All text is content, as it comes."""
-        return self._plan.is_plain
-
-    @property
-    def see_tokens(self) -> Callable[[int, int], None]:
-        return self._call.see_tokens
+    def see_plain(self) -> Callable[[int, int], None] | None:
+        return self._call.see_tokens if self._plan.is_plain else None
 
     def hear_text(self, choice: int, text: str, num_tokens: int) -> Said:
         if num_tokens:
@@ -98,9 +101,20 @@ class CallExchange:
         return self._transcript.hear_text(choice, text, num_tokens)
 
     def poll(self) -> Said | None:
-        """What `next` would return if it is there already. Raises as it does."""
         event = self._call.poll()
         return None if event is None else self._transcript.hear(event)
 
     def close(self) -> None:
         self._call.close()
+
+
+async def each_said(exchange: Exchange) -> AsyncIterator[Said]:
+    """For readers that wait between two. Raises ServiceError when the answer fails on its way."""
+    news = asyncio.Event()
+    exchange.listen(news.set)
+    while not exchange.is_complete:
+        news.clear()
+        while (said := exchange.poll()) is not None:
+            yield said
+        if not exchange.is_complete:
+            await news.wait()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import orjson
 
-from serving.gateway.exchange import CallExchange
+from serving.gateway.exchange import Exchange
 from serving.gateway.formats import AnswerFormat
 from serving.gateway.protocol import Connection
 from serving.gateway.sse import TextEvent
@@ -21,9 +21,7 @@ from serving.replica.inbox import Sink
 class Pump:
     """Of one exchange that is open, until it is complete."""
 
-    def __init__(
-        self, exchange: CallExchange, tell: Callable[[Said], None], connection: Connection | None = None
-    ) -> None:
+    def __init__(self, exchange: Exchange, tell: Callable[[Said], None], connection: Connection | None = None) -> None:
         """Nothing is told while `connection` is paused: it waits, joined, where it came in."""
         self._exchange, self._tell, self._connection = exchange, tell, connection
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,9 +75,7 @@ class Pump:
 class EventWriter:
     """Writes what is said as events; keeps back the last of them, which leave together with the end of the stream."""
 
-    def __init__(
-        self, exchange: CallExchange, answer: AnswerFormat, connection: Connection, opening: bytes = b""
-    ) -> None:
+    def __init__(self, exchange: Exchange, answer: AnswerFormat, connection: Connection, opening: bytes = b"") -> None:
         """`opening` leaves together with the first event."""
         self._exchange, self._format, self._connection = exchange, answer, connection
         self._opening = opening
@@ -99,10 +95,10 @@ class EventWriter:
 
     def lane(self) -> Sink | None:
         """A shorter way for text, if there is one."""
-        event = self._format.text_event()
-        if event is None or self._exchange.num_choices > 1 or not self._exchange.says_plain_text:
+        event, see_tokens = self._format.text_event(), self._exchange.see_plain
+        if event is None or see_tokens is None or self._exchange.num_choices > 1:
             return None
-        return TextLane(self, self._exchange, event, self._connection).take
+        return TextLane(self, see_tokens, event, self._connection).take
 
 
 class TextLane:
@@ -110,11 +106,13 @@ class TextLane:
 
     __slots__ = ("__weakref__", "_after", "_before", "_connection", "_see_tokens", "_writer")
 
-    def __init__(self, writer: EventWriter, exchange: CallExchange, event: TextEvent, connection: Connection) -> None:
+    def __init__(
+        self, writer: EventWriter, see_tokens: Callable[[int, int], None], event: TextEvent, connection: Connection
+    ) -> None:
         self._writer: EventWriter | None = writer
         """Until the opening has left."""
         self._before, self._after, self._connection = event.before, event.after, connection
-        self._see_tokens = exchange.see_tokens
+        self._see_tokens = see_tokens
 
     def take(self, choice: int, text: str, num_tokens: int) -> bool:
         connection = self._connection

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from serving.gateway.speech.pieces import Piece
 from serving.gateway.speech.speech import SpeechPlan
 from serving.replica.events import Delta, Finished, TokenLogprob
+from serving.request import Usage
 
 
 class Said(NamedTuple):
@@ -20,6 +21,8 @@ class Said(NamedTuple):
     prompt: Sequence[TokenLogprob] = ()
     reason: str | None = None
     num_tokens: int = 0
+    usage: Usage | None = None
+    """The replica's count of an answer that is complete."""
 
 
 _said: Callable[[tuple[Any, ...]], Said] = partial(tuple.__new__, Said)
@@ -44,12 +47,12 @@ class Transcript:
     def hear(self, event: Delta | Finished) -> Said:
         if isinstance(event, Delta):
             text, num_tokens, logprobs, choice, prompt, _ = event
-            return _said((choice, self._speeches[choice].push(text), logprobs, prompt, None, num_tokens))
+            return _said((choice, self._speeches[choice].push(text), logprobs, prompt, None, num_tokens, None))
         speech = self._speeches[event.choice]
         self._finished.append(event)
         rest = speech.finish()
-        return Said(event.choice, rest, reason=speech.finish_reason(event.reason))
+        return Said(event.choice, rest, reason=speech.finish_reason(event.reason), usage=event.usage)
 
     def hear_text(self, choice: int, text: str, num_tokens: int) -> Said:
         """Of a delta that has nothing else."""
-        return _said((choice, self._speeches[choice].push(text), (), (), None, num_tokens))
+        return _said((choice, self._speeches[choice].push(text), (), (), None, num_tokens, None))

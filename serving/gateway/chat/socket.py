@@ -18,6 +18,7 @@ from serving.gateway.body import check_depth
 from serving.gateway.call import Services
 from serving.gateway.chat.body import read_short
 from serving.gateway.chat.format import Event, end_event, error_event, said_events, usage_event
+from serving.gateway.exchange import each_said
 from serving.gateway.request_id import HEADER, choose_request_id
 
 logger = logging.getLogger(__name__)
@@ -91,8 +92,8 @@ class ChatSocket:
         exchange = read_short(self._services, fields).exchange(self._request_id)
         try:
             await exchange.open()
-            while not exchange.is_complete:
-                for event in said_events(await exchange.next()):
+            async for said in each_said(exchange):
+                for event in said_events(said):
                     await self._tell(event)
             await self._tell(usage_event(exchange.usage))
         finally:

@@ -71,9 +71,9 @@ class ServerTools(_Frozen):
         """A chat's fields with the server's tools beside the client's, and those that were added, by name.
 
         All are offered, or those that the field `server_tools` names. A tool of the client's own hides one of the same
-        name. A chat that wants several answers is offered none. Raises InvalidRequest for a name that is not known.
+        name. Raises InvalidRequest for a name that is not known.
         """
-        wanted = self._wanted(fields.get(FIELD), several=fields.get("n") not in (None, 1))
+        wanted = self._wanted(fields.get(FIELD))
         own = fields.get("tools") or []
         if not wanted or not isinstance(own, list) or fields.get("tool_choice") == "none":
             return dict(fields), {}
@@ -81,18 +81,16 @@ class ServerTools(_Frozen):
         added = {tool.name: tool for tool in wanted if tool.name not in taken}
         return {**fields, "tools": [*own, *(tool.to_chat() for tool in added.values())]}, added
 
-    def _wanted(self, names: Any, *, several: bool) -> list[ServerTool]:
+    def _wanted(self, names: Any) -> list[ServerTool]:
         """What is no list of names is for the body's own checks."""
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            return [] if several or names is not None else list(self.tool)
+            return [] if names is not None else list(self.tool)
         known = {tool.name: tool for tool in self.tool}
         for name in names:
             if name not in known:
                 raise InvalidRequest(
                     f"{FIELD} names {name!r}; this gateway runs {', '.join(known) or 'none'}.", param=FIELD
                 )
-        if names and several:
-            raise InvalidRequest(f"{FIELD} and n > 1 are not possible together; ask n times.", param=FIELD)
         return [known[name] for name in dict.fromkeys(names)]
 
 

@@ -20,7 +20,7 @@ class Exchange:
 
     def __init__(self, *, plain):
         self.news, self.is_complete, self.usage, self.tell, self.sink = [], False, Usage(), None, None
-        self.says_plain_text, self.num_tokens = plain, 0
+        self.see_plain, self.num_tokens = self.see_tokens if plain else None, 0
 
     def listen(self, on_news, sink=None):
         self.tell, self.sink = on_news, sink

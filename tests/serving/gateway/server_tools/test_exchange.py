@@ -3,12 +3,15 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from functools import partialmethod
 
 import pytest
 from websockets.asyncio.client import connect
 
+from serving.context import REQUEST_ID
 from serving.gateway.server_tools import caller
 from serving.gateway.server_tools.config import ServerTool, ServerTools
+from serving.replica.client import ReplicaClient
 from tests.fakes import FAKE_NAME, FakeEngineLoop, fake_card, sse_events
 from tests.services import running_app, running_gateway, running_replica, until
 
@@ -102,6 +105,18 @@ def body(says, **fields):
     return {"model": FAKE_NAME, "messages": messages, "stop": END, "max_tokens": 300, **fields}
 
 
+def choices_of(chunks):
+    """Text, calls and reason of each choice of a stream, which ends once."""
+    found = {}
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        told = found.setdefault(choice["index"], ["", [], None])
+        assert told[2] is None, "one end, whatever the number of rounds"
+        told[0] += choice["delta"].get("content", "")
+        told[1] += choice["delta"].get("tool_calls", ())
+        told[2] = choice["finish_reason"]
+    return [tuple(found[index]) for index in sorted(found)]
+
+
 async def whole(http, says, **fields):
     response = await http.post(CHAT, json=body(says, **fields))
     assert response.status_code == 200, response.text
@@ -113,11 +128,7 @@ async def streamed(http, says, **fields):
     options = {"stream": True, "stream_options": {"include_usage": True}}
     *chunks, usage, done = sse_events((await http.post(CHAT, json=body(says, **options, **fields))).text)
     assert done == "[DONE]"
-    reasons = [c["choices"][0]["finish_reason"] for c in chunks]
-    assert reasons[:-1] == [None] * (len(chunks) - 1), "one end, whatever the number of rounds"
-    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
-    calls = [call for c in chunks for call in c["choices"][0]["delta"].get("tool_calls", ())]
-    return text, calls, reasons[-1], usage["usage"]
+    return *choices_of(chunks)[0], usage["usage"]
 
 
 async def test_a_tool_is_run_and_the_answer_goes_on_with_its_result(http, tools):
@@ -138,6 +149,67 @@ async def test_calls_of_one_round_run_together_and_answer_in_order(http, tools):
     tools.answers |= {"weather": "rain", "clock": "noon"}
     message, _, _ = await whole(http, call("clock") + call("weather", city="Oslo"))
     assert message["content"] == "noon rain"
+
+
+SEVERAL = {"n": 3, "seed": 0, "messages": [{"role": "user", "content": "x" + call("clock") + END}]}
+"""The fake engine's seed is where it begins: with words before a call, the call, and what is none any more."""
+
+
+async def test_each_of_several_answers_has_its_own_rounds(http, tools):
+    """They are what single requests get, whose seeds count on; the prompt of the first round is computed once."""
+    tools.answers["clock"] = "noon"
+    answer = (await http.post(CHAT, json=body("", **SEVERAL))).json()
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert texts == ["x\n\nnoon", "oon", call("clock")[1:]] and len(tools.asked) == 2
+    alone = [(await http.post(CHAT, json=body("", **SEVERAL | {"n": 1, "seed": seed}))).json() for seed in range(3)]
+    assert [{**one["choices"][0], "index": index} for index, one in enumerate(alone)] == answer["choices"]
+    sums = {name: sum(one["usage"][name] for one in alone) for name in ("prompt_tokens", "completion_tokens")}
+    sums["prompt_tokens"] -= 2 * len(SEVERAL["messages"][0]["content"].encode())
+    assert sums.items() <= answer["usage"].items()
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, usage, _ = sse_events((await http.post(CHAT, json=body("", **SEVERAL, **options))).text)
+    assert choices_of(chunks) == [(text, [], "stop") for text in texts]
+    assert usage["usage"] == answer["usage"]
+
+
+async def test_answers_without_calls_do_not_wait_for_the_tools_of_others(shared, own_tools):
+    own_tools.answers["clock"] = ""
+    fields = SEVERAL | {"stream": True, "n": 4}
+    async with own_tools.running() as served, running_gateway(shared.address, tools=served) as gateway:
+        async with gateway.http.stream("POST", CHAT, json=body("", **fields)) as response:
+            ended = set()
+            async for line in response.aiter_lines():
+                choice = json.loads(line[6:])["choices"][0] if line else {}
+                ended |= {choice["index"]} if choice.get("finish_reason") else set()
+                if ended == {2, 3}:
+                    break
+            assert gateway.admission.num_in_flight == 4, "the place is that of all"
+        await until(lambda: not own_tools.num_open and gateway.admission.num_in_flight == 0)
+        assert gateway.client.num_in_flight == 0
+
+
+async def test_what_is_told_as_used_while_an_answer_is_written(http, tools):
+    tools.answers["clock"] = "noon"
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    *chunks, usage, _ = sse_events((await http.post(CHAT, json=body(call("clock"), **options))).text)
+    first, last = chunks[0]["usage"], chunks[-1]["usage"]
+    assert first["prompt_tokens"] == len(call("clock") + END) + 1 < last["prompt_tokens"]
+    assert last["prompt_tokens"] == usage["usage"]["prompt_tokens"]
+    assert last["completion_tokens"] == usage["usage"]["completion_tokens"]
+
+
+async def test_rounds_know_the_request_that_they_belong_to(http, tools, monkeypatch):
+    """Traces and logs find it by context, whoever brings the news that begin a round."""
+    tools.answers["clock"] = "noon"
+    seen = []
+    monkeypatch.setattr(ReplicaClient, "generate", partialmethod(_generate_and_tell, ReplicaClient.generate, seen))
+    await http.post(CHAT, json=body(call("clock")), headers={"x-request-id": "mine"})
+    assert seen == ["mine", "mine"]
+
+
+def _generate_and_tell(client, generate, seen, request):
+    seen.append(REQUEST_ID.get())
+    return generate(client, request)
 
 
 async def test_rounds_end_at_the_limit_and_then_nothing_can_be_called(shared, own_tools):
@@ -206,9 +278,7 @@ async def test_the_limit_of_tokens_is_that_of_the_whole_answer(http, tools):
     assert (message["content"], reason, usage["completion_tokens"]) == ("noon", "length", limit)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"server_tools": []}, {"tool_choice": "none"}, {"n": 2}, {"server_tools": ["slow"]}]
-)
+@pytest.mark.parametrize("fields", [{"server_tools": []}, {"tool_choice": "none"}, {"server_tools": ["slow"]}])
 async def test_what_is_not_offered_is_text(http, tools, fields):
     message, _, _ = await whole(http, call("clock"), **fields)
     assert message["content"] == call("clock") and not tools.asked
@@ -219,7 +289,6 @@ async def test_what_is_not_offered_is_text(http, tools, fields):
     [
         ({"server_tools": ["rain"]}, "names 'rain'; this gateway runs weather, clock, slow"),
         ({"server_tools": "clock"}, "server_tools"),
-        ({"server_tools": ["clock"], "n": 2}, "not possible together"),
     ],
 )
 async def test_refusals(http, fields, words):
@@ -227,6 +296,13 @@ async def test_refusals(http, fields, words):
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == "server_tools" and words in error["message"]
+
+
+async def test_no_round_may_use_more_than_is_left(http, tools):
+    tools.answers["clock"] = call("clock")
+    used = [len(call("clock") + END) + 1, *[len(call("clock") + END) + 1] * 2]
+    _, reason, usage = await whole(http, call("clock"), max_tokens=sum(used))
+    assert (usage["completion_tokens"], reason) == (sum(used), "length")
 
 
 async def test_every_protocol_runs_them(shared, own_tools):
