@@ -32,6 +32,7 @@ FAKE_NAME = "echo"
 PREFIX_CACHE = {"prefix_cache_queries": 40, "prefix_cache_hits": 30}
 GUESSES = {"num_drafts": 5, "num_draft_tokens": 20, "num_accepted_tokens": 13}
 TIMES = {"step_host_s": 1.5, "step_device_wait_s": 4.5}
+ACCEPTED_AT = (6, 4, 2, 1)
 STEPS = {"step_tokens": (2, 3, *[0] * 12), "sum_step_tokens": 26}
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -171,6 +172,7 @@ class FakeEngineLoop:
                     generation_tokens=self.num_tokens_made,
                     **PREFIX_CACHE,
                     **GUESSES,
+                    accepted_at=ACCEPTED_AT,
                     **TIMES,
                     **STEPS,
                 )

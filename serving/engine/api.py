@@ -156,6 +156,8 @@ class StepStats:
     """Tokens guessed then."""
     num_accepted_tokens: int = 0
     """Those that came true."""
+    accepted_at: tuple[int, ...] = ()
+    """The same, by their place among the guesses."""
     step_tokens: tuple[int, ...] = ()
     """Steps by the tokens that they computed: up to each of STEP_TOKENS, and more."""
     sum_step_tokens: int = 0

@@ -21,7 +21,7 @@ class EngineCounts:
     prefix_cache_hits: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
     step_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
     sum_step_tokens: int = 0
 
@@ -40,7 +40,9 @@ class EngineCounts:
         """One sequence's guesses that a call has checked."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
+        self.accepted_at += [0] * (num_drafted - len(self.accepted_at))
+        for place in range(num_accepted):
+            self.accepted_at[place] += 1
 
     def count_lookup(self, sequence: Sequence, num_cached: int) -> None:
         """A prompt that was looked up in the prefix cache."""
@@ -59,7 +61,8 @@ class EngineCounts:
             prefix_cache_hits=self.prefix_cache_hits,
             num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,
-            num_accepted_tokens=self.num_accepted_tokens,
+            num_accepted_tokens=sum(self.accepted_at),
+            accepted_at=tuple(self.accepted_at),
             step_tokens=tuple(self.step_tokens),
             sum_step_tokens=self.sum_step_tokens,
             step_host_s=clock.host_s,

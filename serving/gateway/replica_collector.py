@@ -1,6 +1,7 @@
 """ReplicaCollector: the replica's own figures on the gateway's /metrics, as the replica last reported them."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -44,6 +45,8 @@ class ReplicaCollector(Collector):
         if self._status.model:
             yield from self._gauges(self._status.load)
             yield from self._counters(self._status.stats)
+        if self._status.max_adapters:
+            yield self._adapters()
 
     def _gauges(self, load: Load) -> Iterator[Metric]:
         used = 1 - load.free_pages / load.total_pages if load.total_pages else 0.0
@@ -88,6 +91,7 @@ class ReplicaCollector(Collector):
         yield self._counter("vllm:spec_decode_num_draft_tokens", tokens, stats.num_draft_tokens)
         accepted = "Guessed tokens that came true."
         yield self._counter("vllm:spec_decode_num_accepted_tokens", accepted, stats.num_accepted_tokens)
+        yield self._by_place(stats.accepted_at)
         yield self._counter("podstream:steps", "Engine steps.", stats.num_steps)
         if stats.step_tokens:
             yield self._step_tokens(stats)
@@ -101,12 +105,31 @@ class ReplicaCollector(Collector):
             "podstream:compiles_after_ready", "Compilations in service; must stay 0.", stats.num_compiles_after_ready
         )
 
+    def _adapters(self) -> Metric:
+        """As vLLM has it, and routers read it: the names are labels, the time of the news is the value."""
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "When this was so: adapters that answers are written with, and that requests wait for.",
+            labels=["max_lora", "waiting_lora_adapters", "running_lora_adapters"],
+        )
+        running = ",".join(adapter.name for adapter in self._status.adapters if adapter.num_running)
+        waiting = ",".join(adapter.name for adapter in self._status.adapters if adapter.num_waiting)
+        family.add_metric([str(self._status.max_adapters), waiting, running], time.time())
+        return family
+
     def _by_source(self, computed: int, cached: int) -> Metric:
         name, text = "vllm:prompt_tokens_by_source", "Prompt tokens by where they came from."
         family = CounterMetricFamily(name, text, labels=[*LABELS, "source"])
         told = {"local_compute": max(0, computed), "local_cache_hit": cached, "external_kv_transfer": 0}
         for source, count in told.items():
             family.add_metric([self._status.model, ENGINE, source], count)
+        return family
+
+    def _by_place(self, accepted_at: Sequence[int]) -> Metric:
+        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Guessed tokens that came true, by their place."
+        family = CounterMetricFamily(name, text, labels=[*LABELS, "position"])
+        for place, count in enumerate(accepted_at):
+            family.add_metric([self._status.model, ENGINE, str(place)], count)
         return family
 
     def _step_tokens(self, stats: StepStats) -> Metric:

@@ -92,6 +92,7 @@ def status_to_pb(status: ReplicaStatus) -> pb.Status:
         tool_dialect=status.tool_dialect.value,
         thinks=status.thinks,
         adapters=adapters_to_pb(status.adapters),
+        max_adapters=status.max_adapters,
     )
 
 
@@ -107,20 +108,22 @@ def status_from_pb(status: pb.Status) -> ReplicaStatus:
         load=load_from_pb(status.load),
         stats=_stats_from_pb(status.counters),
         adapters=adapters_from_pb(status.adapters),
+        max_adapters=status.max_adapters,
     )
 
 
 def adapters_to_pb(adapters: Iterable[ServedAdapter]) -> list[pb.Adapter]:
-    return [pb.Adapter(name=adapter.name, path=adapter.path) for adapter in adapters]
+    return [pb.Adapter(**_shallow_dict(adapter)) for adapter in adapters]
 
 
 def adapters_from_pb(adapters: Iterable[pb.Adapter]) -> tuple[ServedAdapter, ...]:
-    return tuple(ServedAdapter(adapter.name, adapter.path) for adapter in adapters)
+    return tuple(ServedAdapter(each.name, each.path, each.num_running, each.num_waiting) for each in adapters)
 
 
 def _stats_from_pb(counters: pb.Counters) -> StepStats:
     values = {field.name: getattr(counters, field.name) for field in dataclasses.fields(StepStats)}
-    return StepStats(**{**values, "step_tokens": tuple(counters.step_tokens)})
+    lists = {name: tuple(getattr(counters, name)) for name in ("step_tokens", "accepted_at")}
+    return StepStats(**{**values, **lists})
 
 
 def delta_to_pb(

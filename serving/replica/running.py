@@ -3,6 +3,7 @@
 import itertools
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from serving.replica.events import Delta, Ending
 from serving.replica.prompt_echo import PromptEcho
 from serving.replica.prompts import ReadPrompt
 from serving.replica.served import ServedModel
+from serving.replica.status import ServedAdapter
 from serving.request import FinishReason, Load, Phases
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,16 @@ class RunningTable:
     @property
     def num_requests(self) -> int:
         return len(self._running)
+
+    def adapters(self) -> tuple[ServedAdapter, ...]:
+        """Those that may be asked for. Who waits for a slot the engine does not tell: while anybody does, those without
+        a computed prompt are taken for it."""
+        loaded = self.served.adapters.loaded
+        running, waiting = Counter[LoadedAdapter | None](), Counter[LoadedAdapter | None]()
+        for each in self._running.values() if loaded else ():
+            counts = waiting if self.load.num_waiting and each.prefilled is None else running
+            counts[each.adapter] += 1
+        return tuple(ServedAdapter(each.name, each.path, running[each], waiting[each]) for each in loaded)
 
     def submit(
         self, request_id: str, prompt: ReadPrompt, handles: range, listener: Listener, deadline: float | None = None

@@ -25,8 +25,8 @@ from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaServicer
 from serving.replica.running import RunningTable
 from serving.replica.served import ServedModel
-from serving.replica.status import ReplicaState, ReplicaStatus, ServedAdapter
-from serving.request import Request
+from serving.replica.status import ReplicaState, ReplicaStatus
+from serving.request import Load, Request
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,7 @@ class ReplicaService(ReplicaServicer):
         table = self._table
         if table is None:
             return self._status
-        adapters = tuple(ServedAdapter(adapter.name, adapter.path) for adapter in table.served.adapters.loaded)
-        return dataclasses.replace(self._status, load=table.load, stats=table.stats, adapters=adapters)
+        return dataclasses.replace(self._status, load=table.load, stats=table.stats, adapters=table.adapters())
 
     def report(self, detail: str) -> None:
         """Say what loading is doing."""
@@ -83,6 +82,7 @@ class ReplicaService(ReplicaServicer):
             created_unix_s=served.created_unix_s,
             tool_dialect=served.reader.tool_dialect,
             thinks=served.reader.thinks,
+            max_adapters=served.engine.num_adapters,
         )
         if self._status.state is ReplicaState.STARTING:
             self._change(state=ReplicaState.READY, detail="")
@@ -251,9 +251,13 @@ class ReplicaService(ReplicaServicer):
     ) -> None:
         while True:
             batch = await stream.outbox.take()
-            batch.load.CopyFrom(convert.load_to_pb(self.status.load))
+            batch.load.CopyFrom(convert.load_to_pb(self._load))
             await context.write(batch)  # waits while the gateway does not read
             stream.outbox.mark_sent()
+
+    @property
+    def _load(self) -> Load:
+        return self._status.load if self._table is None else self._table.load
 
     def _engine_state(self) -> EngineState:
         return EngineState.STARTING if self._table is None else self._table.served.engine.state

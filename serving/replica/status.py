@@ -23,6 +23,10 @@ class ServedAdapter:
 
     name: str
     path: str
+    num_running: int = 0
+    """Answers that are written with it."""
+    num_waiting: int = 0
+    """And that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class ReplicaStatus:
     thinks: bool = False
     """Whether its answers may begin with thoughts."""
     adapters: tuple[ServedAdapter, ...] = ()
+    max_adapters: int = 0
+    """Places for them on the device."""
 
     @property
     def ready(self) -> bool:

@@ -251,7 +251,7 @@ class Load(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., free_slots: _Optional[int] = ..., total_slots: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("num_steps", "num_preemptions", "num_compiles_after_ready", "prompt_tokens", "generation_tokens", "prefill_tokens", "prefix_cache_queries", "prefix_cache_hits", "step_host_s", "step_device_wait_s", "num_failed_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "step_tokens", "sum_step_tokens")
+    __slots__ = ("num_steps", "num_preemptions", "num_compiles_after_ready", "prompt_tokens", "generation_tokens", "prefill_tokens", "prefix_cache_queries", "prefix_cache_hits", "step_host_s", "step_device_wait_s", "num_failed_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "step_tokens", "sum_step_tokens", "accepted_at")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPILES_AFTER_READY_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +268,7 @@ class Counters(_message.Message):
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUM_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
     num_preemptions: int
     num_compiles_after_ready: int
@@ -284,7 +285,8 @@ class Counters(_message.Message):
     num_accepted_tokens: int
     step_tokens: _containers.RepeatedScalarFieldContainer[int]
     sum_step_tokens: int
-    def __init__(self, num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_compiles_after_ready: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., step_host_s: _Optional[float] = ..., step_device_wait_s: _Optional[float] = ..., num_failed_steps: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., sum_step_tokens: _Optional[int] = ...) -> None: ...
+    accepted_at: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_compiles_after_ready: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., step_host_s: _Optional[float] = ..., step_device_wait_s: _Optional[float] = ..., num_failed_steps: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., sum_step_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "messages_json", "tools_json", "no_bos", "no_generation_prompt")
@@ -351,12 +353,16 @@ class AdapterReply(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "path")
+    __slots__ = ("name", "path", "num_running", "num_waiting")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+    num_running: int
+    num_waiting: int
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -383,7 +389,7 @@ class ProfileReply(_message.Message):
     def __init__(self, steps: _Optional[int] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("state", "model", "max_seq_len", "load", "counters", "detail", "created_unix_s", "tool_dialect", "thinks", "adapters")
+    __slots__ = ("state", "model", "max_seq_len", "load", "counters", "detail", "created_unix_s", "tool_dialect", "thinks", "adapters", "max_adapters")
     STATE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQ_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +400,7 @@ class Status(_message.Message):
     TOOL_DIALECT_FIELD_NUMBER: _ClassVar[int]
     THINKS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     state: str
     model: str
     max_seq_len: int
@@ -404,4 +411,5 @@ class Status(_message.Message):
     tool_dialect: str
     thinks: bool
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
-    def __init__(self, state: _Optional[str] = ..., model: _Optional[str] = ..., max_seq_len: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., detail: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., tool_dialect: _Optional[str] = ..., thinks: _Optional[bool] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+    max_adapters: int
+    def __init__(self, state: _Optional[str] = ..., model: _Optional[str] = ..., max_seq_len: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., detail: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., tool_dialect: _Optional[str] = ..., thinks: _Optional[bool] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., max_adapters: _Optional[int] = ...) -> None: ...

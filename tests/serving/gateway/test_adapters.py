@@ -1,9 +1,11 @@
 """Adapters over HTTP: asked for as models, listed beside their base, loaded and unloaded while answers are written."""
 
 import asyncio
+import time
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from serving.config import EngineConfig
 from tests.fakes import FAKE_NAME, FakeEngineLoop, echo
@@ -111,6 +113,33 @@ async def test_without_room_for_more_the_adapters_are_fixed(engine):
         assert (await ask(http, "first")).json()["choices"][0]["text"] == FIRST
         for refused in (await load(http, "second"), await unload(http, "first")):
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
+
+
+async def test_routers_are_told_which_adapters_are_in_use_and_waited_for():
+    """By vLLM's metric, of which the names are labels and the value a time."""
+
+    async def told(http):
+        text = (await http.get("/metrics")).text
+        (family,) = [f for f in text_string_to_metric_families(text) if f.name == "vllm:lora_requests_info"]
+        (sample,) = family.samples
+        assert family.type == "gauge" and abs(sample.value - time.time()) < 60
+        assert sample.labels.keys() == {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}
+        return tuple(sample.labels[name] for name in sorted(sample.labels))
+
+    engine = FakeEngineLoop(num_adapters=2, num_slots=1, step_delay_s=0.002)
+    async with running_replica(engine, config=CONFIG) as replica, running_app(replica.address) as http:
+        assert await told(http) == ("2", "", "")
+        await load(http, "second")
+        asked = [asyncio.create_task(ask(http, "first", max_tokens=400))]
+        await until(lambda: engine.num_tokens_made)
+        asked += [asyncio.create_task(ask(http, name)) for name in ("second", "first")]
+        await until(lambda: len(engine._waiting) == 2)
+        num_tokens = engine.num_tokens_made
+        await until(lambda: engine.num_tokens_made > num_tokens + 1)
+        assert await told(http) == ("2", "first", "first,second")
+        asked[0].cancel()
+        await asyncio.wait(asked)
+        assert await told(http) == ("2", "", "")
 
 
 async def test_a_replica_that_comes_back_has_the_adapters_of_its_start(engine):

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.replica import server
 from serving.replica.served import ServedModel
-from tests.fakes import FAKE_NAME, GUESSES, PREFIX_CACHE, TIMES, fake_card
+from tests.fakes import ACCEPTED_AT, FAKE_NAME, GUESSES, PREFIX_CACHE, TIMES, fake_card
 from tests.services import ENGINE_CONFIG, running_app, running_replica, until
 
 
@@ -121,7 +121,7 @@ COUNTERS = (
     "prompt_tokens", "prompt_tokens_cached", "prompt_tokens_by_source", "generation_tokens", "request_success",
     "num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries",
     "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits", "spec_decode_num_drafts",
-    "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
+    "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos",
 )  # fmt: skip
 LATENCY = ".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
 TOKEN_GAP = ".01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80"
@@ -161,6 +161,8 @@ async def test_every_family_that_dashboards_ask_for_has_its_name_type_labels_and
         assert bounds[-1] == "+Inf"
     sources = {s.labels["source"]: s.value for s in families["vllm:prompt_tokens_by_source"].samples}
     assert sources.keys() == {"local_compute", "local_cache_hit", "external_kv_transfer"}
+    places = families["vllm:spec_decode_num_accepted_tokens_per_pos"].samples
+    assert [(s.labels["position"], s.value) for s in places] == [(str(i), n) for i, n in enumerate(ACCEPTED_AT)]
     assert families["vllm:cache_config_info"].samples[0].labels["kv_cache_max_concurrency"] == "2.00"
 
 

@@ -124,7 +124,8 @@ def test_a_status_comes_back(state):
         "busy",
         Load(1, 2, 3, 4, 5, 6, 7),
         StepStats(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 0.25, 9, 10, 11, 12),
-        adapters=(ServedAdapter("a", "/a"), ServedAdapter("b", "gs://b")),
+        adapters=(ServedAdapter("a", "/a", 3, 4), ServedAdapter("b", "gs://b")),
+        max_adapters=5,
     )
     assert convert.status_from_pb(convert.status_to_pb(status)) == status
 
