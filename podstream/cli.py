@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from serving.engine.api import EngineLoop
     from serving.hosts.follower import Follower
     from serving.hosts.leader import Hosts
-
-_ENGINE = EngineConfig(checkpoint="")
-_GATEWAY = GatewayConfig()
-_REPLICA = ReplicaConfig()
 
 app = typer.Typer(
     name="podstream",
@@ -45,6 +42,10 @@ OptionalCheckpoint = Annotated[
 ]
 
 
+FollowParent = Annotated[bool, typer.Option("--follow-parent", help="Stop when standard input ends.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
 def main() -> None:
     """Entry point: an error meant for people is one sentence, not a traceback."""
     try:
@@ -55,44 +56,18 @@ def main() -> None:
 
 
 @app.command()
+@opt.with_flags(GatewayConfig, EngineConfig, without={"replica"})
 def serve(
     path: OptionalCheckpoint = None,
-    host: opt.Host = _GATEWAY.host,
-    port: opt.Port = _GATEWAY.port,
-    name: opt.Name = _ENGINE.name,
-    mesh: opt.Mesh = _ENGINE.mesh,
-    dtype: opt.Dtype = _ENGINE.dtype,
-    quantize: opt.Quantize = _ENGINE.quantize,
-    kv_dtype: opt.KvDtype = _ENGINE.kv_dtype,
-    attention: opt.Attention = _ENGINE.attention,
-    slots: opt.Slots = _ENGINE.num_slots,
-    page_size: opt.PageSize = _ENGINE.page_size,
-    pages: opt.Pages = _ENGINE.num_pages,
-    memory: opt.Memory = _ENGINE.memory_bytes,
-    max_seq_len: opt.MaxSeqLen = _ENGINE.max_seq_len,
-    chunk_tokens: opt.ChunkTokens = _ENGINE.chunk_tokens,
-    max_waiting: opt.MaxWaiting = _ENGINE.max_waiting,
-    overlap: opt.Overlap = _ENGINE.overlap,
-    prefix_cache: opt.PrefixCache = _ENGINE.prefix_cache,
-    compile_cache: opt.CompileCache = _ENGINE.compile_cache,
-    crash_folder: opt.CrashFolder = _ENGINE.crash_folder,
-    decode_steps: opt.DecodeSteps = _ENGINE.decode_steps,
-    speculate: opt.Speculate = _ENGINE.speculate,
-    tool_dialect: opt.ToolDialectName = _ENGINE.tool_dialect,
-    reasoning: opt.Reasoning = _ENGINE.reasoning,
-    model_files: opt.ModelFiles = _ENGINE.model_files,
-    keys: opt.Keys = _ENGINE.keys,
-    embeddings: opt.Embeddings = _ENGINE.embeddings,
-    lora: opt.Loras = None,
-    max_loras: opt.MaxLoras = _ENGINE.max_loras,
-    max_lora_rank: opt.MaxLoraRank = _ENGINE.max_lora_rank,
-    max_queued: opt.MaxQueued = _GATEWAY.max_queued,
-    max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
-    drain_s: opt.DrainS = _GATEWAY.drain_s,
-    tools_file: opt.ToolsFile = _GATEWAY.tools_file,
-    log_format: opt.LogFormat = _GATEWAY.log_format,
-    otlp_traces: opt.OtlpTraces = _GATEWAY.otlp_traces,
-    num_processes: opt.CpuHosts = 1,
+    num_processes: Annotated[
+        int,
+        typer.Option(
+            "--num-processes",
+            min=1,
+            help="Processes that share the mesh on this machine's CPU, as the hosts of a slice do.",
+        ),
+    ] = 1,
+    **flags: Any,
 ) -> None:
     """Serve a model: an OpenAI API on HOST:PORT. Ctrl-C lets running answers finish."""
     from rich.console import Console
@@ -101,71 +76,27 @@ def serve(
     from podstream.serve import serve as run_serve
 
     console = Console()
-    compile_cache = compile_cache or str(home() / "compiled")
-    crash_folder = crash_folder or str(home() / "crashes")
-    engine = EngineConfig(
-        path or "", name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
-        tool_dialect, reasoning, model_files, keys, embeddings, tuple(lora or ()), max_loras, max_lora_rank,
-    )  # fmt: skip
-    gateway = GatewayConfig(
-        host=host, port=port, max_queued=max_queued, max_body_bytes=max_body_bytes, drain_s=drain_s,
-        tools_file=tools_file, log_format=log_format, otlp_traces=otlp_traces,
-    )  # fmt: skip
+    engine = opt.read(
+        EngineConfig,
+        flags,
+        checkpoint=path or "",
+        compile_cache=flags["compile_cache"] or str(home() / "compiled"),
+        crash_folder=flags["crash_folder"] or str(home() / "crashes"),
+    )
+    gateway = opt.read(GatewayConfig, flags)
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console), num_processes)
 
 
 @app.command()
-def replica(
-    path: Checkpoint,
-    listen: opt.Listen = _REPLICA.address,
-    name: opt.Name = _ENGINE.name,
-    mesh: opt.Mesh = _ENGINE.mesh,
-    dtype: opt.Dtype = _ENGINE.dtype,
-    quantize: opt.Quantize = _ENGINE.quantize,
-    kv_dtype: opt.KvDtype = _ENGINE.kv_dtype,
-    attention: opt.Attention = _ENGINE.attention,
-    slots: opt.Slots = _ENGINE.num_slots,
-    page_size: opt.PageSize = _ENGINE.page_size,
-    pages: opt.Pages = _ENGINE.num_pages,
-    memory: opt.Memory = _ENGINE.memory_bytes,
-    max_seq_len: opt.MaxSeqLen = _ENGINE.max_seq_len,
-    chunk_tokens: opt.ChunkTokens = _ENGINE.chunk_tokens,
-    max_waiting: opt.MaxWaiting = _ENGINE.max_waiting,
-    overlap: opt.Overlap = _ENGINE.overlap,
-    prefix_cache: opt.PrefixCache = _ENGINE.prefix_cache,
-    compile_cache: opt.CompileCache = _ENGINE.compile_cache,
-    crash_folder: opt.CrashFolder = _ENGINE.crash_folder,
-    decode_steps: opt.DecodeSteps = _ENGINE.decode_steps,
-    speculate: opt.Speculate = _ENGINE.speculate,
-    tool_dialect: opt.ToolDialectName = _ENGINE.tool_dialect,
-    reasoning: opt.Reasoning = _ENGINE.reasoning,
-    model_files: opt.ModelFiles = _ENGINE.model_files,
-    keys: opt.Keys = _ENGINE.keys,
-    embeddings: opt.Embeddings = _ENGINE.embeddings,
-    lora: opt.Loras = None,
-    max_loras: opt.MaxLoras = _ENGINE.max_loras,
-    max_lora_rank: opt.MaxLoraRank = _ENGINE.max_lora_rank,
-    drain_s: opt.DrainS = _REPLICA.drain_s,
-    log_format: opt.LogFormat = _REPLICA.log_format,
-    otlp_traces: opt.OtlpTraces = _REPLICA.otlp_traces,
-    coordinator: opt.Coordinator = _REPLICA.coordinator,
-    num_processes: opt.NumProcesses = _REPLICA.num_processes,
-    process_id: opt.ProcessId = _REPLICA.process_id,
-    join_s: opt.JoinS = _REPLICA.join_s,
-    follow_parent: opt.FollowParent = False,
-) -> None:
+@opt.with_flags(ReplicaConfig, EngineConfig)
+def replica(path: Checkpoint, follow_parent: FollowParent = False, **flags: Any) -> None:
     """Run one engine behind gRPC; or, as one of the hosts of a slice, its part of one."""
     from podstream.home import Place, environment, place_in
 
-    engine = EngineConfig(
-        path, name, mesh, dtype, slots, page_size, pages, memory, max_seq_len, chunk_tokens, max_waiting, overlap,
-        prefix_cache, compile_cache, crash_folder, decode_steps, quantize, kv_dtype, attention, speculate,
-        tool_dialect, reasoning, model_files, keys, embeddings, tuple(lora or ()), max_loras, max_lora_rank,
-    )  # fmt: skip
-    place = Place(coordinator, num_processes, process_id)
-    place = place_in(environment()) if place == Place() else place
-    config = ReplicaConfig(listen, drain_s, log_format, otlp_traces, *place, join_s)
+    engine = opt.read(EngineConfig, flags, checkpoint=path)
+    config = opt.read(ReplicaConfig, flags)
+    if Place(config.coordinator, config.num_processes, config.process_id) == Place():
+        config = replace(config, **place_in(environment())._asdict())
     if config.process_id > 0:
         from serving.hosts.follower import run as follow
 
@@ -177,27 +108,20 @@ def replica(
 
 
 @app.command()
+@opt.with_flags(GatewayConfig)
 def gateway(
-    replica: opt.ReplicaAddress = _GATEWAY.replica,
-    host: opt.Host = _GATEWAY.host,
-    port: opt.Port = _GATEWAY.port,
-    max_queued: opt.MaxQueued = _GATEWAY.max_queued,
-    max_body_bytes: opt.MaxBodyBytes = _GATEWAY.max_body_bytes,
-    drain_s: opt.DrainS = _GATEWAY.drain_s,
-    tools_file: opt.ToolsFile = _GATEWAY.tools_file,
-    log_format: opt.LogFormat = _GATEWAY.log_format,
-    otlp_traces: opt.OtlpTraces = _GATEWAY.otlp_traces,
-    fd: opt.ListenFd = None,
-    follow_parent: opt.FollowParent = False,
+    fd: Annotated[
+        int | None, typer.Option("--fd", help="Inherited listening socket, instead of host and port.")
+    ] = None,
+    follow_parent: FollowParent = False,
+    **flags: Any,
 ) -> None:
     """Run the HTTP front of a replica."""
     from serving.gateway.listener import inherit, listen
     from serving.gateway.main import run
 
-    config = GatewayConfig(
-        host, port, replica, max_body_bytes, max_queued, drain_s, tools_file, log_format, otlp_traces
-    )
-    listener = listen(host, port) if fd is None else inherit(fd)
+    config = opt.read(GatewayConfig, flags)
+    listener = listen(config.host, config.port) if fd is None else inherit(fd)
     run(config, listener, follow_parent=follow_parent)
 
 
@@ -210,8 +134,8 @@ def import_(
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32; default: as the source.")] = None,
     quantize: Annotated[str | None, typer.Option(help="int8 or int4 weights; default: as floats.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the model; default: the source's.")] = None,
-    model_files: opt.ModelFiles = None,
-    keys: opt.Keys = None,
+    model_files: Annotated[str | None, opt.option(EngineConfig, "model_files")] = None,
+    keys: Annotated[str | None, opt.option(EngineConfig, "keys")] = None,
 ) -> None:
     """Convert a foreign model into a checkpoint that `podstream serve` takes."""
     from rich.console import Console
@@ -281,15 +205,15 @@ def check(
     what: Annotated[str, typer.Argument(metavar="DEPLOYMENT|MODEL", help="A deployment, or a model with --slice.")],
     slice_name: Annotated[str | None, typer.Option("--slice", help="Of tpu_configs, such as v6e-8.")] = None,
     mesh: Annotated[str | None, typer.Option(help="Of one replica; default: all devices that divide it.")] = None,
-    dtype: opt.Dtype = None,
-    quantize: opt.Quantize = None,
-    kv_dtype: opt.KvDtype = None,
-    slots: Annotated[int | None, typer.Option(help="Requests that decode at once.")] = None,
-    max_seq_len: opt.MaxSeqLen = None,
+    dtype: Annotated[str | None, opt.option(EngineConfig, "dtype")] = None,
+    quantize: Annotated[str | None, opt.option(EngineConfig, "quantize")] = None,
+    kv_dtype: Annotated[str | None, opt.option(EngineConfig, "kv_dtype")] = None,
+    slots: Annotated[int | None, opt.option(EngineConfig, "num_slots")] = None,
+    max_seq_len: Annotated[int | None, opt.option(EngineConfig, "max_seq_len")] = None,
     save: Annotated[
         str | None, typer.Option(metavar="URL", help="Keep the programs for --compile-cache of a replica.")
     ] = None,
-    as_json: opt.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compile a deployment for a TPU slice that is not here, and print its budget and predicted speed."""
     from podstream.checking import check as run_check
@@ -309,7 +233,7 @@ def plan(
     itl: Annotated[float, typer.Option(help="Longest wait between two tokens, seconds.")] = 0.033,
     deployment: Annotated[list[str] | None, typer.Option(help="A deployment or TOML file; default: all.")] = None,
     price: Annotated[list[str] | None, typer.Option(help="Of a chip for an hour, such as v6e=2.7.")] = None,
-    as_json: opt.AsJson = False,
+    as_json: AsJson = False,
     weights: Annotated[int | None, typer.Option(parser=opt.parse_bytes, help="By the rule of thumb: bytes.")] = None,
     bandwidth: Annotated[int | None, typer.Option(parser=opt.parse_bytes, help="With --weights: per second.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="With --weights: rows of a replica.")] = 32,

@@ -1,11 +1,19 @@
-"""The flags of `podstream serve`, `replica` and `gateway`: declared once, for typer and for child processes."""
+"""Commands that take the fields of configurations as their flags, and flags written again for child processes."""
 
+import inspect
 import re
-from typing import Annotated
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
+from typer.models import OptionInfo
 
-from serving.config import EngineConfig, GatewayConfig, ReplicaConfig, changed_fields
+from serving.config import EngineConfig, GatewayConfig, ReplicaConfig
+from serving.flags import SIZE, changed_fields, flags_of
+
+CommandT = TypeVar("CommandT", bound=Callable[..., None])
+SectionT = TypeVar("SectionT")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -19,214 +27,71 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit[:1]])
 
 
-Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")]
-Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one.")]
-Name = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Name by which clients ask for the model.")]
-Mesh = Annotated[
-    str, typer.Option("--mesh", help="Devices by axis (data, stage, expert, tensor), e.g. expert=2,tensor=4; or auto.")
-]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32; default: as the checkpoint.")]
-Quantize = Annotated[
-    str | None,
-    typer.Option("--quantize", help="int8 or int4 weights (also int4:64, int4:128); default: as the checkpoint."),
-]
-KvDtype = Annotated[
-    str | None,
-    typer.Option("--kv-dtype", help="Cached keys and values as float32, bfloat16, int8 or fp8; default: as --dtype."),
-]
-Attention = Annotated[
-    str | None,
-    typer.Option(
-        "--attention",
-        help="Form of paged attention: xla, cpu, tpu, ragged (jax's for TPUs) or gpu; default: by the devices.",
-    ),
-]
-Slots = Annotated[int, typer.Option("--slots", help="Requests that decode at once.")]
-PageSize = Annotated[int, typer.Option("--page-size", help="Tokens in a KV page.")]
-Pages = Annotated[int | None, typer.Option("--pages", help="KV pages; default: what memory allows.")]
-Memory = Annotated[
-    int | None,
-    typer.Option(
-        "--memory", metavar="SIZE", parser=parse_bytes, help="Memory of one device to use in all, such as 8GiB."
-    ),
-]
-MaxSeqLen = Annotated[int | None, typer.Option("--max-seq-len", help="Most tokens of prompt and answer together.")]
-ChunkTokens = Annotated[int, typer.Option("--chunk-tokens", help="Most prompt tokens that one step computes.")]
-MaxWaiting = Annotated[int, typer.Option("--max-waiting", help="Requests that may wait for a slot.")]
-Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Dispatch a step before the last one is read.")]
-PrefixCache = Annotated[
-    bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Compute equal beginnings of prompts once.")
-]
-CompileCache = Annotated[
-    str | None, typer.Option("--compile-cache", help="Folder or URL that keeps compiled programs for the next start.")
-]
-CrashFolder = Annotated[
-    str | None, typer.Option("--crash-folder", help="Folder for what the last steps planned, should one fail.")
-]
-DecodeSteps = Annotated[
-    int, typer.Option("--decode-steps", help="Most tokens that one device call gives each stream; 1 for one by one.")
-]
-Speculate = Annotated[
-    str | None,
-    typer.Option(
-        "--speculate",
-        metavar="HOW:D",
-        help="Guess up to D next tokens from a text's own repetitions (ngram:4), or with a smaller model of the same "
-        "tokenizer (draft:PATH:4).",
-    ),
-]
-ToolDialectName = Annotated[
-    str | None,
-    typer.Option(
-        "--tool-dialect",
-        help="How the model calls tools: hermes, llama3, mistral, gemma or none; default: by its chat template.",
-    ),
-]
-Reasoning = Annotated[
-    bool | None,
-    typer.Option("--reasoning/--no-reasoning", help="Split <think> from answers; default: by the chat template."),
-]
-ModelFiles = Annotated[
-    str | None,
-    typer.Option(
-        "--model-files",
-        metavar="FOLDER",
-        help="Folder with config.json and tokenizer of a training checkpoint; default: beside it.",
-    ),
-]
-Keys = Annotated[
-    str | None,
-    typer.Option(
-        "--keys",
-        metavar="FILE",
-        help="TOML file that says where a training checkpoint's tensors go; default: podstream.toml beside it.",
-    ),
-]
-Embeddings = Annotated[
-    str | None,
-    typer.Option(
-        "--embeddings",
-        help="Serve /v1/embeddings as the mean of a prompt's hidden states, or its last one: mean, last.",
-    ),
-]
-Loras = Annotated[
-    list[str] | None,
-    typer.Option("--lora", metavar="NAME=PATH", help="A low-rank adapter that PEFT saved, and its name; repeatable."),
-]
-MaxLoras = Annotated[
-    int | None,
-    typer.Option("--max-loras", help="Adapters to have room for, loaded and unloaded while serving."),
-]
-MaxLoraRank = Annotated[int, typer.Option("--max-lora-rank", help="Highest rank of an adapter.")]
-MaxQueued = Annotated[int, typer.Option("--max-queued", help="Answers in flight; one more gets 429.")]
-MaxBodyBytes = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.")]
-DrainS = Annotated[float, typer.Option("--drain-s", help="Seconds that running answers get after SIGTERM.")]
-LogFormat = Annotated[
-    str, typer.Option("--log-format", help="text for people; json for machines: every event, with its request's id.")
-]
-OtlpTraces = Annotated[
-    str | None,
-    typer.Option("--otlp-traces", metavar="URL", help="Send traces to an OpenTelemetry collector, by OTLP over HTTP."),
-]
-ToolsFile = Annotated[
-    str | None, typer.Option("--tools-file", help="TOML file of tools that the gateway runs when the model calls them.")
-]
-Listen = Annotated[str, typer.Option("--listen", help="host:port or unix:/path to serve gRPC on.")]
-Coordinator = Annotated[
-    str | None,
-    typer.Option(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="Where the hosts of one slice find host 0; JAX takes the port above. Default: as a LeaderWorkerSet says.",
-    ),
-]
-NumProcesses = Annotated[int, typer.Option("--num-processes", help="Hosts of the slice, one process each.")]
-ProcessId = Annotated[int, typer.Option("--process-id", help="Number of this host; host 0 serves gRPC.")]
-JoinS = Annotated[float, typer.Option("--join-s", help="Seconds that hosts wait for each other while they start.")]
-CpuHosts = Annotated[
-    int,
-    typer.Option(
-        "--num-processes",
-        min=1,
-        help="Processes that share the mesh on this machine's CPU, as the hosts of a slice do.",
-    ),
-]
-ReplicaAddress = Annotated[str, typer.Option("--replica", help="host:port or unix:/path of the replica.")]
-FollowParent = Annotated[bool, typer.Option("--follow-parent", help="Stop when standard input ends.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-ListenFd = Annotated[int | None, typer.Option("--fd", help="Inherited listening socket, instead of host and port.")]
+def with_flags(*sections: type, without: Collection[str] = ()) -> Callable[[CommandT], CommandT]:
+    """For a command that ends in `**flags`: the command line has a flag for each field of the sections, but for those
+    in `without`. Fields that several sections have share one."""
 
-_ENGINE_FLAGS = {
-    "name": "--as",
-    "mesh": "--mesh",
-    "dtype": "--dtype",
-    "num_slots": "--slots",
-    "page_size": "--page-size",
-    "num_pages": "--pages",
-    "memory_bytes": "--memory",
-    "max_seq_len": "--max-seq-len",
-    "chunk_tokens": "--chunk-tokens",
-    "max_waiting": "--max-waiting",
-    "overlap": "--overlap",
-    "prefix_cache": "--prefix-cache",
-    "compile_cache": "--compile-cache",
-    "crash_folder": "--crash-folder",
-    "decode_steps": "--decode-steps",
-    "quantize": "--quantize",
-    "kv_dtype": "--kv-dtype",
-    "attention": "--attention",
-    "speculate": "--speculate",
-    "tool_dialect": "--tool-dialect",
-    "reasoning": "--reasoning",
-    "model_files": "--model-files",
-    "keys": "--keys",
-    "embeddings": "--embeddings",
-    "loras": "--lora",
-    "max_loras": "--max-loras",
-    "max_lora_rank": "--max-lora-rank",
-}
-_REPLICA_FLAGS = {
-    "address": "--listen",
-    "drain_s": "--drain-s",
-    "log_format": "--log-format",
-    "otlp_traces": "--otlp-traces",
-    "coordinator": "--coordinator",
-    "num_processes": "--num-processes",
-    "process_id": "--process-id",
-    "join_s": "--join-s",
-}
-_GATEWAY_FLAGS = {
-    "host": "--host",
-    "port": "--port",
-    "replica": "--replica",
-    "max_body_bytes": "--max-body-bytes",
-    "max_queued": "--max-queued",
-    "drain_s": "--drain-s",
-    "tools_file": "--tools-file",
-    "log_format": "--log-format",
-    "otlp_traces": "--otlp-traces",
-}
+    def decorate(command: CommandT) -> CommandT:
+        own = [each for each in inspect.signature(command).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        flags = {name: _parameter(section, name) for section in sections for name in flags_of(section)}
+        kept = [flag for name, flag in flags.items() if name not in without]
+        every = [each.replace(kind=each.KEYWORD_ONLY) for each in (*kept, *own)]
+        command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def read(section: type[SectionT], flags: Mapping[str, Any], **more: Any) -> SectionT:
+    """A configuration from the flags of its command. Raises ConfigError."""
+    values = {name: flags[name] for name in flags_of(section) if name in flags}
+    lists = {name: tuple(value or ()) for name, value in values.items() if _is_list(section, name)}
+    return section(**values | lists | more)
+
+
+def option(section: type, name: str) -> OptionInfo:
+    """The flag of one field, for a command that has nothing else of its section."""
+    flag = flags_of(section)[name]
+    is_switch = _type_of(section, name) in (bool, bool | None)
+    decl = "/".join(_switch(flag.name, on) for on in (True, False)) if is_switch else flag.name
+    parser = parse_bytes if flag.metavar == SIZE else None
+    info: OptionInfo = typer.Option(decl, help=flag.help, metavar=flag.metavar, parser=parser)
+    return info
 
 
 def replica_arguments(engine: EngineConfig, replica: ReplicaConfig) -> list[str]:
     """`podstream replica` arguments that read back as the same configs."""
-    return ["replica", engine.checkpoint, *_flags(engine, _ENGINE_FLAGS), *_flags(replica, _REPLICA_FLAGS)]
+    return ["replica", engine.checkpoint, *_written(engine), *_written(replica)]
 
 
 def gateway_arguments(gateway: GatewayConfig) -> list[str]:
     """`podstream gateway` arguments that read back as the same config."""
-    return ["gateway", *_flags(gateway, _GATEWAY_FLAGS)]
+    return ["gateway", *_written(gateway)]
 
 
-def _flags(config: EngineConfig | ReplicaConfig | GatewayConfig, names: dict[str, str]) -> list[str]:
+def _parameter(section: type, name: str) -> inspect.Parameter:
+    kind, default = _type_of(section, name), {field.name: field.default for field in fields(section)}[name]
+    if _is_list(section, name):
+        kind, default = list[str] | None, default or None
+    annotation = Annotated[kind, option(section, name)]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _type_of(section: type, name: str) -> Any:
+    (kind,) = [get_args(field.type)[0] for field in fields(section) if field.name == name]
+    return kind
+
+
+def _is_list(section: type, name: str) -> bool:
+    return get_origin(_type_of(section, name)) is tuple
+
+
+def _written(section: EngineConfig | ReplicaConfig | GatewayConfig) -> list[str]:
     written: list[str] = []
-    for field, value in changed_fields(config).items():
-        if field == "checkpoint":
-            continue
-        flag = names[field]
-        values = value if isinstance(value, tuple) else (value,)
-        for each in values:
-            written += [_switch(flag, each)] if isinstance(each, bool) else [flag, str(each)]
+    flags = flags_of(section)
+    for field, value in changed_fields(section).items():
+        for each in value if isinstance(value, tuple) else (value,):
+            written += [_switch(flags[field].name, each)] if isinstance(each, bool) else [flags[field].name, str(each)]
     return written
 
 

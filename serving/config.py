@@ -1,16 +1,18 @@
 """ServeConfig: every figure that an operator may choose, one frozen tree, checked across fields before anything starts.
 
-`podstream serve` holds the whole tree; the gateway and the replica each get their part as command-line flags
-(`podstream/flags.py`). None means "work it out from the model and the memory", and is resolved into a new value.
+A field is declared here and nowhere else, with its flag: commands take it, and `podstream serve`, which holds the whole
+tree, passes it on to the processes that it starts (`podstream.options`). None means "work it out from the model and the
+memory", and is resolved into a new value.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from model.quantization import Quantization
 from serving.dialect import ToolDialect
 from serving.errors import ConfigError
+from serving.flags import SIZE, Flag, flags_of
 
 MIB = 1 << 20
 MAX_BODY_BYTES = 32 * MIB  # a body travels to the replica in one gRPC message of at most twice this
@@ -30,60 +32,113 @@ class EngineConfig:
 
     checkpoint: str
     """Path or URL of a checkpoint, as `sharding.stored_model` reads it."""
-    name: str | None = None
-    """Name under which clients ask for the model; None takes the checkpoint's own."""
-    mesh: str = "tensor=1"
+    name: Annotated[str | None, Flag("--as", "Name by which clients ask for the model.", "NAME")] = None
+    """None takes the checkpoint's own."""
+    mesh: Annotated[
+        str, Flag("--mesh", "Devices by axis (data, stage, expert, tensor), e.g. expert=2,tensor=4; or auto.")
+    ] = "tensor=1"
     """As `sharding.spec.MeshSpec` reads it, or `auto`."""
-    dtype: str | None = None
+    dtype: Annotated[str | None, Flag("--dtype", "bfloat16 or float32; default: as the checkpoint.")] = None
     """Type of the weights' float numbers on the device, one of `DTYPES`; None keeps the checkpoint's."""
-    num_slots: int = 64
-    """Requests that decode at once."""
-    page_size: int = 16
-    """Tokens in a KV page."""
-    num_pages: int | None = None
-    memory_bytes: int | None = None
-    """What one device may use in all; None takes what the device says it has."""
-    max_seq_len: int | None = None
-    """Most tokens of one request, prompt and answer together; None takes the model's."""
-    chunk_tokens: int = 256
-    """Most prompt tokens that one step computes beside everyone's decode."""
-    max_waiting: int = 1024
-    """Requests that may wait for a slot; one more is refused at once."""
-    overlap: bool = True
-    """Dispatch the next step before the last one is read."""
-    prefix_cache: bool = True
-    """Keep the pages of finished requests, so that equal beginnings of prompts are computed once."""
-    compile_cache: str | None = None
-    """Folder or URL that keeps compiled programs for the next start."""
-    crash_folder: str | None = None
-    """Folder for what the last steps planned, written when one fails; None takes one for temporary files."""
-    decode_steps: int = 8
-    """Most tokens that one device call gives each stream when nobody waits; how many, its measured time decides."""
-    quantize: str | None = None
+    quantize: Annotated[
+        str | None, Flag("--quantize", "int8 or int4 weights (also int4:64, int4:128); default: as the checkpoint.")
+    ] = None
     """How weights lie on the device, as `model.quantization` reads it; None keeps the checkpoint's way."""
-    kv_dtype: str | None = None
-    """Type of cached keys and values, one of `KV_DTYPES`; None takes that of the weights' floats."""
-    attention: str | None = None
-    """Form of paged attention, one of `ATTENTIONS`; None takes the fastest for the devices. See `kv.backends`."""
-    speculate: str | None = None
-    """`ngram:D` guesses up to D next tokens of a sequence from its own text, `draft:PATH:D` with the model of another
-    checkpoint; they are checked in one call."""
-    tool_dialect: str | None = None
-    """How the model writes calls of tools, a `serving.dialect.ToolDialect`; None tells by its chat template."""
-    reasoning: bool | None = None
-    """Whether answers may begin with thoughts in <think>; None tells by the chat template."""
-    model_files: str | None = None
-    """Folder with config.json and tokenizer of a checkpoint that a training run left; None looks beside it."""
-    keys: str | None = None
-    """File that says where the tensors of such a checkpoint go (`model.key_table`); None looks beside it."""
-    embeddings: str | None = None
-    """How prompts become embeddings, one of `POOLINGS`; None serves none, and nobody pays for them."""
-    loras: tuple[str, ...] = ()
-    """Low-rank adapters from the start, each NAME=PATH of what PEFT has saved; a path may be a URL."""
-    max_loras: int | None = None
-    """Adapters that there is room for, to be loaded and unloaded while serving; None fixes `loras`."""
-    max_lora_rank: int = 16
-    """Highest rank of an adapter; all of them take the room of this one."""
+    kv_dtype: Annotated[
+        str | None,
+        Flag("--kv-dtype", "Cached keys and values as float32, bfloat16, int8 or fp8; default: as --dtype."),
+    ] = None
+    """One of `KV_DTYPES`; None takes the type of the weights' floats."""
+    attention: Annotated[
+        str | None,
+        Flag(
+            "--attention",
+            "Form of paged attention: xla, cpu, tpu, ragged (jax's for TPUs) or gpu; default: by the devices.",
+        ),
+    ] = None
+    """One of `ATTENTIONS`; None takes the fastest for the devices. See `kv.backends`."""
+    num_slots: Annotated[int, Flag("--slots", "Requests that decode at once.")] = 64
+    page_size: Annotated[int, Flag("--page-size", "Tokens in a KV page.")] = 16
+    num_pages: Annotated[int | None, Flag("--pages", "KV pages; default: what memory allows.")] = None
+    memory_bytes: Annotated[int | None, Flag("--memory", "Memory of one device to use in all, such as 8GiB.", SIZE)] = (
+        None
+    )
+    """None takes what the device says it has."""
+    max_seq_len: Annotated[int | None, Flag("--max-seq-len", "Most tokens of prompt and answer together.")] = None
+    """Of one request; None takes the model's."""
+    chunk_tokens: Annotated[int, Flag("--chunk-tokens", "Most prompt tokens that one step computes.")] = 256
+    """Beside everyone's decode."""
+    max_waiting: Annotated[int, Flag("--max-waiting", "Requests that may wait for a slot.")] = 1024
+    """One more is refused at once."""
+    overlap: Annotated[bool, Flag("--overlap", "Dispatch a step before the last one is read.")] = True
+    prefix_cache: Annotated[bool, Flag("--prefix-cache", "Compute equal beginnings of prompts once.")] = True
+    """Keeps the pages of finished requests."""
+    compile_cache: Annotated[
+        str | None, Flag("--compile-cache", "Folder or URL that keeps compiled programs for the next start.")
+    ] = None
+    crash_folder: Annotated[
+        str | None, Flag("--crash-folder", "Folder for what the last steps planned, should one fail.")
+    ] = None
+    """None takes one for temporary files."""
+    decode_steps: Annotated[
+        int, Flag("--decode-steps", "Most tokens that one device call gives each stream; 1 for one by one.")
+    ] = 8
+    """When nobody waits; how many, its measured time decides."""
+    speculate: Annotated[
+        str | None,
+        Flag(
+            "--speculate",
+            "Guess up to D next tokens from a text's own repetitions (ngram:4), or with a smaller model of the same "
+            "tokenizer (draft:PATH:4).",
+            "HOW:D",
+        ),
+    ] = None
+    """They are checked in one call."""
+    tool_dialect: Annotated[
+        str | None,
+        Flag(
+            "--tool-dialect",
+            "How the model calls tools: hermes, llama3, mistral, gemma or none; default: by its chat template.",
+        ),
+    ] = None
+    """A `serving.dialect.ToolDialect`."""
+    reasoning: Annotated[
+        bool | None, Flag("--reasoning", "Split <think> from answers; default: by the chat template.")
+    ] = None
+    model_files: Annotated[
+        str | None,
+        Flag(
+            "--model-files", "Folder with config.json and tokenizer of a training checkpoint; default: beside it.",
+            "FOLDER",
+        ),
+    ] = None  # fmt: skip
+    keys: Annotated[
+        str | None,
+        Flag(
+            "--keys",
+            "TOML file that says where a training checkpoint's tensors go; default: podstream.toml beside it.",
+            "FILE",
+        ),
+    ] = None
+    """See `model.key_table`."""
+    embeddings: Annotated[
+        str | None,
+        Flag(
+            "--embeddings",
+            "Serve /v1/embeddings as the mean of a prompt's hidden states, or its last one: mean, last.",
+        ),
+    ] = None
+    """One of `POOLINGS`; None serves none, and nobody pays for them."""
+    loras: Annotated[
+        tuple[str, ...], Flag("--lora", "A low-rank adapter that PEFT saved, and its name; repeatable.", "NAME=PATH")
+    ] = ()
+    """From the start; a path may be a URL."""
+    max_loras: Annotated[
+        int | None, Flag("--max-loras", "Adapters to have room for, loaded and unloaded while serving.")
+    ] = None
+    """None fixes `loras`."""
+    max_lora_rank: Annotated[int, Flag("--max-lora-rank", "Highest rank of an adapter.")] = 16
+    """All of them take the room of this one."""
 
     @property
     def num_adapters(self) -> int:
@@ -140,26 +195,35 @@ class EngineConfig:
             raise ConfigError(f"{len(self.loras)} adapters are more than --max-loras {self.max_loras}.")
 
 
+DrainS = Annotated[float, Flag("--drain-s", "Seconds that running answers get after SIGTERM.")]
+LogFormat = Annotated[
+    str, Flag("--log-format", "text for people; json for machines: every event, with its request's id.")
+]
+OtlpTraces = Annotated[
+    str | None, Flag("--otlp-traces", "Send traces to an OpenTelemetry collector, by OTLP over HTTP.", "URL")
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
     """The gRPC service around one engine."""
 
-    address: str = "127.0.0.1:9000"
-    """`host:port`, or `unix:/path`."""
-    drain_s: float = 30.0
-    """How long running answers may go on after SIGTERM."""
-    log_format: str = "text"
-    """One of `LOG_FORMATS`."""
-    otlp_traces: str | None = None
-    """URL of an OpenTelemetry collector; None traces nothing."""
-    coordinator: str | None = None
-    """`host:port` at which the hosts of one slice find host 0; JAX takes the port above it. None: one host alone."""
-    num_processes: int = 1
-    """Hosts of the slice, with a process each."""
-    process_id: int = 0
-    """Number of this host. Host 0 owns gRPC."""
-    join_s: float = 300.0
-    """How long hosts wait for each other while they start."""
+    address: Annotated[str, Flag("--listen", "host:port or unix:/path to serve gRPC on.")] = "127.0.0.1:9000"
+    drain_s: DrainS = 30.0
+    log_format: LogFormat = "text"
+    otlp_traces: OtlpTraces = None
+    coordinator: Annotated[
+        str | None,
+        Flag(
+            "--coordinator",
+            "Where the hosts of one slice find host 0; JAX takes the port above. Default: as a LeaderWorkerSet says.",
+            "HOST:PORT",
+        ),
+    ] = None
+    """None: one host alone."""
+    num_processes: Annotated[int, Flag("--num-processes", "Hosts of the slice, one process each.")] = 1
+    process_id: Annotated[int, Flag("--process-id", "Number of this host; host 0 serves gRPC.")] = 0
+    join_s: Annotated[float, Flag("--join-s", "Seconds that hosts wait for each other while they start.")] = 300.0
 
     def __post_init__(self) -> None:
         _check_address(self.address)
@@ -188,18 +252,19 @@ class ReplicaConfig:
 class GatewayConfig:
     """The HTTP front."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    replica: str = "127.0.0.1:9000"
-    """Address of the replica."""
-    max_body_bytes: int = 8 * MIB
-    max_queued: int = 1024
-    """Answers in flight, waiting ones included; one more gets 429 at once."""
-    drain_s: float = 30.0
-    tools_file: str | None = None
-    """TOML file of the tools that the gateway runs; see `serving.gateway.server_tools.config`."""
-    log_format: str = "text"
-    otlp_traces: str | None = None
+    host: Annotated[str, Flag("--host", "Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1"
+    port: Annotated[int, Flag("--port", "Port to listen on; 0 for any free one.")] = 8000
+    replica: Annotated[str, Flag("--replica", "host:port or unix:/path of the replica.")] = "127.0.0.1:9000"
+    max_body_bytes: Annotated[int, Flag("--max-body-bytes", "Largest request body.")] = 8 * MIB
+    max_queued: Annotated[int, Flag("--max-queued", "Answers in flight; one more gets 429.")] = 1024
+    """Waiting ones included."""
+    drain_s: DrainS = 30.0
+    tools_file: Annotated[
+        str | None, Flag("--tools-file", "TOML file of tools that the gateway runs when the model calls them.")
+    ] = None
+    """See `serving.gateway.server_tools.config`."""
+    log_format: LogFormat = "text"
+    otlp_traces: OtlpTraces = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -232,7 +297,7 @@ def _check_positive(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and value < 1:
-            raise ConfigError(f"{name} must be 1 or more, got {value}.")
+            raise ConfigError(f"{flags_of(config)[name].name} must be 1 or more, got {value}.")
 
 
 def _check_choice(what: str, value: str | None, known: tuple[str, ...]) -> None:
@@ -254,7 +319,7 @@ def _check_speculate(text: str | None) -> None:
 def _check_seconds(config: Any, name: str) -> None:
     value = getattr(config, name)
     if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{name} must be 0 or more seconds, got {value}.")
+        raise ConfigError(f"{flags_of(config)[name].name} must be 0 or more seconds, got {value}.")
 
 
 def _check_address(address: str) -> None:
@@ -269,8 +334,3 @@ def _check_coordinator(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_535:
         raise ConfigError(f"--coordinator reads like 10.0.0.1:8476, with a port up to 65534, got {address!r}.")
-
-
-def changed_fields(config: Any) -> dict[str, Any]:
-    """The fields of one section that differ from their default, in order: what must be passed on as flags."""
-    return {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
