@@ -12,6 +12,7 @@ from serving.gateway.body import read_json_object
 from serving.gateway.call import Call, Services
 from serving.gateway.chats import Chat
 from serving.gateway.continuous_usage import ContinuousUsage
+from serving.gateway.direct_route import DirectRoute
 from serving.gateway.exchange import CallExchange, Exchange
 from serving.gateway.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from serving.gateway.openapi import reads
@@ -21,7 +22,7 @@ from serving.gateway.schema import ChatBody, CompletionBody, parse_completion
 
 def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
     """The two endpoints that make tokens."""
-    router = APIRouter()
+    router = APIRouter(route_class=DirectRoute)
 
     @router.post("/v1/chat/completions", openapi_extra=reads(ChatBody))
     async def chat_completions(request: Request) -> Response:

@@ -10,12 +10,13 @@ from serving.gateway.call import Services
 from serving.gateway.chat.body import ShortBody, read_short
 from serving.gateway.chat.format import ShortFormat
 from serving.gateway.chat.socket import ChatSocket
+from serving.gateway.direct_route import DirectRoute
 from serving.gateway.openapi import reads
 from serving.gateway.request_id import request_id_of
 
 
 def chat_router(services: Services, max_body_bytes: int) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=DirectRoute)
 
     @router.post("/v1/chat", openapi_extra=reads(ShortBody))
     async def chat(request: Request) -> Response:
