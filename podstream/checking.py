@@ -37,7 +37,7 @@ def check(
     note(f"compiling {len(ahead.shapes)} programs of {chosen.name} for {chosen.slice.name}")
     steps = compile_steps(ahead, ahead.shapes, note, save)
     if save is not None:
-        arguments = replica_arguments(replace(ahead.engine, compile_cache=save), ReplicaConfig())
+        arguments = replica_arguments(replace(ahead.engine, checkpoint="PATH", compile_cache=save), ReplicaConfig())
         note(f"saved for replicas that are started as\n  podstream {shlex.join(arguments)}")
     budget = Budget.of(chosen, ahead.weight_bytes, ahead.state_bytes, ahead.page_bytes, steps)
     if as_json:

@@ -19,9 +19,11 @@ from serving.config import UNIX_PREFIX, EngineConfig, GatewayConfig, ReplicaConf
 from serving.errors import ConfigError
 from serving.gateway.listener import base_url, listen
 from serving.gateway.server_tools.config import read_server_tools
-from sharding.spec import AUTO, MeshError, MeshSpec
+from sharding.spec import AUTO, HOST_DEVICES_FLAG, MeshError, MeshSpec
 
-HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"
+NO_TPU = {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v5litepod-1"}
+"""Without these libtpu, which is there for `podstream check`, complains of a machine without a TPU in five lines."""
+TPU_DEVICES = ("accel*", "vfio/*")  # in /dev
 MAX_SOCKET_PATH = 100  # bytes; the kernel's limit is 108, macOS has 104
 
 
@@ -93,6 +95,7 @@ def gateway_program(config: ServeConfig, listener: socket.socket, env: Mapping[s
 def replica_env(mesh: str, env: Mapping[str, str], num_processes: int = 1) -> Mapping[str, str]:
     """A mesh wider than one needs as many virtual CPU devices; where there are real ones the flag changes nothing, and
     several processes on one machine cannot share them."""
+    env = {**({} if has_tpu() else NO_TPU), **env}
     if num_processes > 1:
         env = {**env, "JAX_PLATFORMS": "cpu"}
     flags = env.get("XLA_FLAGS", "")
@@ -100,6 +103,11 @@ def replica_env(mesh: str, env: Mapping[str, str], num_processes: int = 1) -> Ma
     if devices == 1 or HOST_DEVICES_FLAG in flags:
         return env
     return {**env, "XLA_FLAGS": f"{flags} {HOST_DEVICES_FLAG}={devices}".strip()}
+
+
+def has_tpu(dev: Path = Path("/dev")) -> bool:
+    """As far as this machine's devices tell."""
+    return any(True for pattern in TPU_DEVICES for _ in dev.glob(pattern))
 
 
 def _devices_each(mesh: MeshSpec, num_processes: int) -> int:

@@ -25,13 +25,13 @@ class Startup:
             self._announce(await _model_name(client))
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
-        shown = ""
+        shown: set[str] = set()
         with self._console.status("starting") as status:
             while (detail := await _missing(client)) is not None:
-                if detail != shown and not self._console.is_terminal:
+                if detail not in shown and not self._console.is_terminal:
                     self._console.print(f"starting: {detail}", highlight=False, markup=False)
                 status.update(f"starting: {detail}")
-                shown = detail
+                shown.add(detail)
                 await asyncio.sleep(POLL_S)
 
     def _announce(self, model: str) -> None:
@@ -56,7 +56,7 @@ async def _missing(client: httpx.AsyncClient) -> str | None:
     if response.status_code == httpx.codes.OK:
         return None
     body = response.json()
-    if body["status"] == "failed":  # the replica says so itself, as its last words
+    if body["status"] in ("unavailable", "failed"):  # of its failure the replica says more itself, as its last words
         return "the replica"
     return str(body["detail"]) or "the replica"
 

@@ -12,6 +12,8 @@ from model.errors import PodstreamError
 
 AXES = ("data", "stage", "expert", "tensor")
 AUTO = "auto"
+HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"
+"""Of `XLA_FLAGS`: how many devices the CPU is."""
 
 
 class MeshError(PodstreamError):

@@ -26,7 +26,7 @@ from sharding.sizes import device_bytes
 from tpu_configs.chip import GIB
 from tpu_configs.compiled import CompiledStep
 from tpu_configs.deployment import Deployment
-from tpu_configs.fit import check_fit, room_bytes, ways_out
+from tpu_configs.fit import check_fit, room_bytes
 from tpu_configs.topology import describe_devices
 
 Progress = Callable[[str], None]
@@ -97,8 +97,8 @@ class Ahead:
         wanted = str(error).split("RESOURCE_EXHAUSTED:")[-1].strip().splitlines()[0]
         return ConfigError(
             f"{self.deployment.name}: {shape} does not fit beside {self.weight_bytes / GIB:,.2f} GiB of weights and "
-            f"{self.num_pages * self.page_bytes / GIB:,.2f} GiB of pages: {wanted} "
-            f"{'; '.join(ways_out(self.deployment))}"
+            f"{self.num_pages * self.page_bytes / GIB:,.2f} GiB of pages: {wanted} These two fit, so it is what the "
+            "step needs besides; fewer slots, fewer chunk_tokens or another mesh need less."
         )
 
 
@@ -107,7 +107,7 @@ def compile_steps(
 ) -> list[CompiledStep]:
     """In the order of `shapes`; XLA works outside the GIL, so threads help. Programs are kept at the URL `save`, where
     replicas find them that have it as their compile cache."""
-    executables = Executables(save, ahead.spec.mesh)
+    executables = Executables(save, ahead.spec.mesh, are_here=False)
 
     def one(shape: StepShape) -> CompiledStep:
         found = ahead.compile(shape, executables)

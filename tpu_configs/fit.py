@@ -39,8 +39,8 @@ def check_fit(deployment: Deployment) -> None:
     sizes, chip = Sizes.of(deployment), deployment.slice.chip
     raise ConfigError(
         f"{deployment.name} does not fit: of {chip.device_hbm_bytes / GIB:,.2f} GiB on a device of {chip.title} its "
-        f"weights take {sizes.weight_bytes / GIB:,.2f} GiB, and {missing / GIB:,.2f} GiB miss for one sequence of "
-        f"{deployment.settings.max_seq_len:,} tokens; {'; '.join(ways_out(deployment)) or 'no slice here would do'}."
+        f"weights take {sizes.weight_bytes / GIB:,.2f} GiB, and {missing / GIB:,.2f} GiB are missing for one sequence "
+        f"of {deployment.settings.max_seq_len:,} tokens; {'; '.join(ways_out(deployment)) or 'no slice here would do'}."
     )
 
 

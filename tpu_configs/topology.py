@@ -14,6 +14,9 @@ _SETTINGS = {  # so that libtpu neither looks for a TPU machine nor keeps a seco
     "TPU_WORKER_ID": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+_INIT_ARGS = "LIBTPU_INIT_ARGS"
+_LAUNCH_BARRIER = "--xla_tpu_use_enhanced_launch_barrier"
+"""JAX asks libtpu for it where there is a TPU. A program is kept for those who ask for the same."""
 
 
 def has_libtpu() -> bool:
@@ -29,6 +32,8 @@ def describe_devices(held: Slice) -> list[Any]:
         )
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    if _LAUNCH_BARRIER not in (asked := os.environ.get(_INIT_ARGS, "")):
+        os.environ[_INIT_ARGS] = f"{asked} {_LAUNCH_BARRIER}=true".strip()
     import jax
     from jax.experimental import topologies
 

@@ -147,7 +147,8 @@ def make_programs(
 
     def temporaries() -> int:
         progress("compiling the largest step, to see what memory it needs")
-        return _temporaries(over(spec.pages_per_slot, lambda pages: pages), shapes)
+        # Over the pages that were asked for it is a program that will run, and may be kept already.
+        return _temporaries(over(config.num_pages or spec.pages_per_slot, lambda pages: pages), shapes)
 
     adapter_bytes = 0 if adapters is None else adapters.num_bytes
     programs = over(_num_pages(config, model, draft, adapter_bytes, spec, temporaries, progress), make_cache)
@@ -195,14 +196,16 @@ def _num_pages(
     temporaries: Callable[[], int],
     progress: Progress,
 ) -> int:
-    """KV pages for which there is memory beside the weights and `temporaries`, which take long to find out."""
+    """KV pages for which there is memory beside the weights and `temporaries`, which take long to find out: what has no
+    room even without them is said before."""
     page_bytes = model.page_bytes(config) + (draft.page_bytes(config) if draft else 0)
     limit = config.memory_bytes or _device_limit(spec.mesh)
     if limit is None:
         return config.num_pages or _default_pages(spec, page_bytes)
     draft_bytes = draft.num_bytes if draft else 0
-    needs = Needs(model.num_bytes, temporaries(), page_bytes, *_useful_pages(spec), draft_bytes, adapter_bytes)
-    budget = plan_memory(limit, needs, config.page_size, config.num_pages)
+    needs = Needs(model.num_bytes, 0, page_bytes, *_useful_pages(spec), draft_bytes, adapter_bytes)
+    plan_memory(limit, needs, config.page_size, config.num_pages)
+    budget = plan_memory(limit, replace(needs, temporaries=temporaries()), config.page_size, config.num_pages)
     for line in budget.lines():
         progress(line)
         logger.info("%s", line)

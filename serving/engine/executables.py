@@ -28,6 +28,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding
 
 from serving.revision import digest, revision
+from sharding.spec import HOST_DEVICES_FLAG
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,11 @@ _SUM_BYTES = 32
 class Executables:
     """The programs of one folder; without one, everything is compiled."""
 
-    def __init__(self, folder: str | None, mesh: Mesh) -> None:
+    def __init__(self, folder: str | None, mesh: Mesh, *, are_here: bool = True) -> None:
+        """Of devices that are described only, which are not `are_here`, programs are kept and never taken: JAX can
+        load them where they run."""
         self._devices = tuple(mesh.devices.flat)
+        self._are_here = are_here
         self._folder: epath.Path | None = None
         if folder is not None:
             _turn_off_compile_cache()
@@ -59,7 +63,7 @@ class Executables:
         leaves, treedef = jax.tree.flatten(args)
         about = (f"{leaf.shape}{leaf.dtype}{_place(leaf.sharding)}" for leaf in leaves)
         path = self._folder / digest(describe(described), str(treedef), *about)
-        program = _load(path, self._devices)
+        program = _load(path, self._devices) if self._are_here else None
         if program is None:
             program = _compile(jitted, args)
             _save(path, program)
@@ -159,13 +163,19 @@ def _host() -> str:
     return f"host-{jax.process_index()}-of-{jax.process_count()}"
 
 
+def _flags(text: str) -> str:
+    """Without how many devices a CPU pretends to have: `podstream serve` asks for them whatever the machine has, and
+    those in use are told by themselves."""
+    return " ".join(flag for flag in text.split() if not flag.startswith(HOST_DEVICES_FLAG))
+
+
 def _surroundings(devices: tuple[jax.Device, ...]) -> str:
     """What all programs of a process depend on."""
     platform = devices[0].platform
     versions = (f"{name} {version(name)}" for name in ("jax", "jaxlib", "numpy"))
     # what is compiled ahead for TPUs that are not here must be found where they are
     compiler = f"libtpu {version('libtpu')}" if platform == "tpu" else devices[0].client.platform_version
-    flags = (os.environ.get(name, "") for name in COMPILER_FLAGS)
+    flags = (_flags(os.environ.get(name, "")) for name in COMPILER_FLAGS)
     cpu = llvmlite.binding.get_host_cpu_features().flatten() if platform == "cpu" else ""
     kinds = (f"{device.id}{device.device_kind}" for device in devices)
     return digest(revision(), *versions, compiler, *kinds, *flags, cpu)

@@ -77,7 +77,7 @@ def run(engine: EngineConfig, replica: ReplicaConfig, mirror: Mirror, *, follow_
         die_with_parent(replica.drain_s)
     connection = join(replica, fingerprint.of_config(engine), logger.info)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # host 0 lets answers finish, for which it needs this host
+        signal.signal(number, _leave_it_to_host_0)
     follower = Follower(connection, leave)
     try:
         mirror(engine, replica, logger.info, follower)
@@ -87,3 +87,8 @@ def run(engine: EngineConfig, replica: ReplicaConfig, mirror: Mirror, *, follow_
             logger.exception("this host cannot go on")
         follower.say("failed", reason := f"{error or type(error).__name__}")
         leave(1, reason)
+
+
+def _leave_it_to_host_0(number: int, frame: object) -> None:
+    """It lets answers finish, for which it needs this host."""
+    logger.info("%s is left to host 0, with which this host ends", signal.Signals(number).name)

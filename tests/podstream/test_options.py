@@ -6,13 +6,13 @@ import pytest
 import typer
 import typer.testing
 
-from podstream import cli
+from podstream import cli, serve
 from podstream.home import Place, place_in
 from podstream.options import gateway_arguments, parse_bytes, replica_arguments
-from podstream.serve import HOST_DEVICES_FLAG, join_config, replica_env, replica_programs
+from podstream.serve import NO_TPU, has_tpu, join_config, replica_env, replica_programs
 from serving.config import EngineConfig, GatewayConfig, ReplicaConfig
 from serving.errors import ConfigError
-from sharding.spec import MeshError
+from sharding.spec import HOST_DEVICES_FLAG, MeshError
 
 ENGINE = EngineConfig(
     "/models/x", "name", "data=1,tensor=4", "float32", "int8", "fp8", "xla", 3, 8, 99, 123_456, 300, 17, 5,
@@ -83,7 +83,7 @@ def test_processes_of_one_replica_meet_at_a_free_port(tmp_path):
     assert first.argv[3:] == [*replica_arguments(ENGINE, config.replica), "--follow-parent"]
     other = dataclasses.replace(config.replica, process_id=1)
     assert second.argv[3:] == [*replica_arguments(ENGINE, other), "--follow-parent"]
-    assert first.env == second.env == {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{HOST_DEVICES_FLAG}=2"}
+    assert first.env == second.env == NO_TPU | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{HOST_DEVICES_FLAG}=2"}
 
 
 def test_a_folder_too_long_for_a_socket_is_named(tmp_path):
@@ -91,12 +91,30 @@ def test_a_folder_too_long_for_a_socket_is_named(tmp_path):
         join_config(ENGINE, GATEWAY, tmp_path / ("x" * 100))
 
 
+@pytest.fixture(autouse=True)
+def no_tpu(monkeypatch):
+    monkeypatch.setattr(serve, "has_tpu", lambda: False)
+
+
+def test_libtpu_is_told_of_a_machine_without_tpus(tmp_path, monkeypatch):
+    """Else it complains at each start. What the environment says goes first; where there are TPUs nothing is told."""
+    assert replica_env("auto", {"A": "b"}) == NO_TPU | {"A": "b"}
+    assert replica_env("auto", {"TPU_WORKER_ID": "3"})["TPU_WORKER_ID"] == "3"
+    monkeypatch.setattr(serve, "has_tpu", lambda: True)
+    assert replica_env("auto", {"A": "b"}) == {"A": "b"}
+    assert not has_tpu(tmp_path)
+    for device in ("accel0", "vfio/0"):
+        (tmp_path / device).mkdir(parents=True)
+        assert has_tpu(tmp_path)
+        (tmp_path / device).rmdir()
+
+
 def test_a_wide_mesh_gets_virtual_devices():
-    assert replica_env("data=1,tensor=1", {"A": "b"}) == replica_env("auto", {"A": "b"}) == {"A": "b"}
+    assert "XLA_FLAGS" not in replica_env("data=1,tensor=1", {}) | replica_env("auto", {})
     assert replica_env("tensor=4", {})["XLA_FLAGS"] == f"{HOST_DEVICES_FLAG}=4"
     assert replica_env("tensor=4", {"XLA_FLAGS": "--x"})["XLA_FLAGS"] == f"--x {HOST_DEVICES_FLAG}=4"
     chosen = {"XLA_FLAGS": f"{HOST_DEVICES_FLAG}=8"}
-    assert replica_env("tensor=4", chosen) == chosen
+    assert replica_env("tensor=4", chosen) == NO_TPU | chosen
     with pytest.raises(MeshError):
         replica_env("tensor=four", {})
     with pytest.raises(MeshError, match="3 processes cannot share out evenly"):

@@ -23,7 +23,7 @@ def test_what_is_too_large_says_by_how_much_and_what_would_do():
     missing = missing_bytes(wanted) / GIB
     assert str(error.value) == (
         "llama-3.1-70b on v5e-8 does not fit: of 15.75 GiB on a device of TPU v5e its weights take 16.43 GiB, and "
-        f"{missing:.2f} GiB miss for one sequence of 8,192 tokens; slice v5p-8 does; int8 weights do."
+        f"{missing:.2f} GiB are missing for one sequence of 8,192 tokens; slice v5p-8 does; int8 weights do."
     )
 
 
