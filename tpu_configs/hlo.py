@@ -16,6 +16,7 @@ _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _CALLED = re.compile(r"\b(calls|body|condition|to_apply|true_computation|false_computation)=%([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_ALIASES = re.compile(r"\boutput_to_operand_aliasing=\{((?:\{[\d, ]*\}: \(\d+, \{[\d, ]*\}\)(?:, )?)*)\}")
 _SPACE = re.compile(r"S\((\d+)\)")
 _TILE = re.compile(r"T\(([\d,]+)\)")
 BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "bf16": 16, "f16": 16, "s32": 32,
@@ -82,6 +83,12 @@ class Instruction:
         """Of a loop whose length XLA knows."""
         found = _TRIPS.search(self.rest)
         return int(found[1]) if found else None
+
+    @property
+    def written_in_place(self) -> frozenset[int]:
+        """Of a custom call the operands that its results take the place of."""
+        found = _ALIASES.search(self.rest)
+        return frozenset(map(int, re.findall(r"\((\d+),", found[1]))) if found else frozenset()
 
     @property
     def op_name(self) -> str:

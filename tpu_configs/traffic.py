@@ -120,8 +120,9 @@ def _hbm_bytes(hlo: Hlo, computation: Computation, one: Instruction) -> float:
 
 
 def _kernel_operand_bytes(computation: Computation, one: Instruction) -> float:
-    """All but pages and experts of all layers, which have this many axes."""
-    read = [array for operand in one.operands for array in _arrays_of(computation, operand)]
+    """All but pages and experts of all layers: those have this many axes, or are written where they lie."""
+    numbered = [pair for pair in enumerate(one.operands) if pair[0] not in one.written_in_place]
+    read = [array for _, operand in numbered for array in _arrays_of(computation, operand)]
     own = [array for array in (*read, one.arrays[0]) if len(array.dims) < OF_ALL_LAYERS]
     return _in_hbm(own)
 

@@ -70,6 +70,24 @@ def test_a_layer_is_read_not_all_layers_and_once_for_each_trip():
     assert found.collectives == {"all-reduce": (8, 8 * 16 * 128 * 4)}
 
 
+KERNEL = """HloModule jit_step, is_scheduled=true
+
+ENTRY %main (q: bf16[32,128], k: s8[2,9,2,128,64], scale: bf16[2,9,4,128]) -> bf16[32,128] {
+  %q = bf16[32,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %k = s8[2,9,2,128,64]{4,3,2,1,0:T(8,128)(4,1)} parameter(1)
+  %scale = bf16[2,9,4,128]{3,2,1,0:T(4,128)(2,1)} parameter(2)
+  %attend.3 = (bf16[32,128]{1,0:T(8,128)(2,1)}, s8[2,9,2,128,64]{4,3,2,1,0:T(8,128)(4,1)}, bf16[2,9,4,128]{3,2,1,0:T(4,128)(2,1)}) custom-call(%q, %k, %scale), custom_call_target="tpu_custom_call", output_to_operand_aliasing={{1}: (1, {}), {2}: (2, {})}, metadata={op_name="jit(step)/attend"}
+  ROOT %out = bf16[32,128]{1,0:T(8,128)(2,1)} get-tuple-element(%attend.3), index=0
+}
+"""  # noqa: E501
+
+
+def test_a_kernel_reads_of_what_it_writes_in_place_what_it_says_itself():
+    """Scales of pages have an axis less than pages, and lie there for all layers as well."""
+    found = step_traffic(Hlo.parse(KERNEL), lambda loop: 1, kernel_bytes={"attend": 1000})
+    assert (found.hbm_bytes, found.kernel_calls) == (1000 + 2 * 32 * 128 * 2, 1)
+
+
 def test_a_loop_says_where_it_is_from():
     [loop] = [one for one in Hlo.parse(PROGRAM).walk() if one.opcode == "while"]
     assert loop.op_name == "jit(step)/layers/while"
