@@ -18,6 +18,7 @@ class Needs:
 
     weights: int
     temporaries: int
+    """0 while it is not known."""
     page: int
     """One page over all layers, this device's share of the KV heads; a draft model's page of the same number, too."""
     least_pages: int
@@ -77,10 +78,11 @@ def plan_memory(limit: int, needs: Needs, page_size: int, wanted_pages: int | No
     least = wanted_pages or needs.least_pages
     if possible < least:
         short = (least - possible) * needs.page
+        temporaries = f"{needs.temporaries / MIB:,.0f} MiB temporaries, " if needs.temporaries else ""
         raise ConfigError(
             f"{limit / MIB:,.0f} MiB of device memory do not hold the model: {weights / MIB:,.0f} MiB weights, "
-            f"{needs.temporaries / MIB:,.0f} MiB temporaries, {reserve / MIB:,.0f} MiB reserve, {least:,} pages miss "
-            f"by {short / MIB:,.0f} MiB; give more --memory, a smaller --max-seq-len or --dtype, or more devices."
+            f"{temporaries}{reserve / MIB:,.0f} MiB reserve, and {least:,} pages lack {short / MIB:,.0f} MiB; "
+            "give more --memory, a smaller --max-seq-len or --dtype, or more devices."
         )
     num_pages = wanted_pages or min(possible, needs.most_pages)
     pages = (num_pages + 1) * needs.page

@@ -35,13 +35,13 @@ def test_no_more_pages_than_all_slots_can_fill():
 
 
 def test_too_little_memory_is_told_in_numbers():
-    with pytest.raises(ConfigError, match=r"530 MiB .* 500 MiB weights, 20 MiB temporaries, 16 MiB .* miss by 10 MiB"):
+    with pytest.raises(ConfigError, match=r"530 MiB .* 500 MiB weights, 20 MiB temporaries, 16 MiB .* lack 10 MiB"):
         plan_memory(530 * MIB, NEEDS, page_size=16)
 
 
 def test_a_wished_for_number_of_pages_is_kept_or_refused():
     assert plan_memory(1_000 * MIB, NEEDS, 16, wanted_pages=7).num_pages == 7
-    with pytest.raises(ConfigError, match="600 pages miss by"):
+    with pytest.raises(ConfigError, match="600 pages lack"):
         plan_memory(1_000 * MIB, NEEDS, 16, wanted_pages=600)
 
 
