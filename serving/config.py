@@ -41,6 +41,7 @@ class EngineConfig:
     page_size: int = 16
     """Tokens in a KV page."""
     num_pages: int | None = None
+    """Each for all layers, in one page or one of each set of layers; None takes what memory allows."""
     memory_bytes: int | None = None
     """What one device may use in all; None takes what the device says it has."""
     max_seq_len: int | None = None
