@@ -43,19 +43,25 @@ class AttentionBackend:
     rules: ShardingRules
 
     def abstract_cache(
-        self, config: ModelConfig, num_pages: int, page_size: int, dtype: str, widened: str = "float32"
+        self,
+        config: ModelConfig,
+        num_pages: int,
+        page_size: int,
+        dtype: str,
+        widened: str = "float32",
+        num_layers: int | None = None,
     ) -> KVCache:
-        """ShapeDtypeStructs with shardings of so many pages; `dtype` and `widened` as in `kv.cache.abstract_cache`."""
+        """ShapeDtypeStructs with shardings of so many pages; the rest as in `kv.cache.abstract_cache`."""
         pages, place = (num_pages, page_size, dtype), (self.mesh, self.rules)
         lanes = -(-config.head_dim // LANES) * LANES  # what a row takes of a TPU's memory in any case
         if self.name == RAGGED:
             from kv.ragged_attention import abstract_ragged_cache
 
-            return abstract_ragged_cache(config, lanes, *pages, *place)
+            return abstract_ragged_cache(config, lanes, *pages, *place)  # all its layers have one window
         if self.name in (TPU, GPU):
             head_dim = lanes if self.name == TPU else config.head_dim
-            return abstract_row_cache(config, head_dim, *pages, *place, widened)
-        return abstract_cache(config, *pages, *place, widened)
+            return abstract_row_cache(config, head_dim, *pages, *place, widened, num_layers)
+        return abstract_cache(config, *pages, *place, widened, num_layers)
 
 
 def choose_attention(platform: str, num_devices: int, kv_dtype: str) -> str:

@@ -125,12 +125,14 @@ def abstract_cache(
     mesh: Mesh,
     rules: ShardingRules,
     widened: str = "float32",
+    num_layers: int | None = None,
 ) -> ColumnCache:
     """ShapeDtypeStructs with shardings: KV heads are split as the attention weights are.
 
-    `dtype` is float32, bfloat16, int8 or fp8; the last two are multiplied as `widened`.
+    `dtype` is float32, bfloat16, int8 or fp8; the last two are multiplied as `widened`. A page holds tokens of
+    `num_layers` layers, by default all.
     """
-    L, K, H = config.num_layers, config.num_kv_heads, config.head_dim
+    L, K, H = num_layers or config.num_layers, config.num_kv_heads, config.head_dim
 
     def describe(shape: tuple[int, ...], dtype: jnp.dtype | str) -> jax.ShapeDtypeStruct:
         # any axis that is never split

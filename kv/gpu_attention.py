@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kv.paged_attention import PagedView, TileGroup, destinations
+from kv.paged_attention import PagedView, TileGroup, at_layer, destinations
 from kv.split_attention import Arrays, Split, split_attention
 from model.attention import MASKED, UNBOUNDED, AttentionFn, Window, soft_cap
 
@@ -50,6 +50,7 @@ def gpu_attention(view: PagedView, split: Split, interpret: Any = False) -> Atte
         softcap: float | None,
         groups: Any,
     ) -> tuple[jax.Array, Arrays]:
+        groups, layer = at_layer(view.sets, groups, layer)
         parts = [destinations(group, pools[0].shape[3]) for group in groups]
         pages_T, offsets_T = (jnp.concatenate(x) for x in zip(*parts, strict=True))
         pools = tuple(pool.at[layer, pages_T, :, offsets_T].set(x) for pool, x in zip(pools, new, strict=True))

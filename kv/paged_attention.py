@@ -8,13 +8,14 @@ only as far as the longest sequence of the step reaches: no shape depends on the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from kv.cache import ColumnCache
+from kv.layer_sets import LayerSets
 from model.attention import MASKED, UNBOUNDED, AttentionFn, Window, soft_cap
 from model.bits import as_numbers
 
@@ -27,9 +28,12 @@ class TileGroup:
     """S tiles of Q tokens each; they follow each other in the step's flat token order."""
 
     pages_SJ: jax.Array
-    """int32: the page row of the sequence that each tile belongs to."""
+    """int32: the page row of the sequence that each tile belongs to; of several sets of layers one each, [W, S, J]."""
     positions_SQ: jax.Array
     """int32: position of each query in its sequence, -1 where padded."""
+
+    def of_set(self, number: jax.Array) -> "TileGroup":
+        return replace(self, pages_SJ=self.pages_SJ[number])
 
 
 @jax.tree_util.register_dataclass
@@ -38,12 +42,34 @@ class PagedView:
     """Where one step's tokens go and what they see. Groups cover the flat tokens in order."""
 
     groups: tuple[TileGroup, ...]
+    sets: LayerSets | None = field(default=None, metadata={"static": True})
+    """None where all layers have their pages in common."""
 
     def only_if(self, is_live: jax.Array) -> "PagedView":
         """The same, or padding alone: then nothing is stored, and nothing seen."""
-        return PagedView(
-            tuple(TileGroup(group.pages_SJ, jnp.where(is_live, group.positions_SQ, -1)) for group in self.groups)
-        )
+        live = (TileGroup(group.pages_SJ, jnp.where(is_live, group.positions_SQ, -1)) for group in self.groups)
+        return replace(self, groups=tuple(live))
+
+
+class OfSets(Protocol):
+    """What has page rows of every set of layers."""
+
+    def of_set(self, number: jax.Array) -> Self:
+        """With those of one."""
+        ...
+
+
+OfSetsT = TypeVar("OfSetsT", bound=OfSets)
+
+
+def at_layer(
+    sets: LayerSets | None, tiles: tuple[OfSetsT, ...], layer: jax.Array
+) -> tuple[tuple[OfSetsT, ...], jax.Array]:
+    """The page rows that this layer looks at, and its place in the page arrays."""
+    if sets is None:
+        return tiles, layer
+    number = jnp.asarray(sets.set_of_layer, jnp.int32)[layer]
+    return tuple(each.of_set(number) for each in tiles), jnp.asarray(sets.place_of_layer, jnp.int32)[layer]
 
 
 @jax.tree_util.register_dataclass
@@ -98,7 +124,8 @@ def paged_attention(view: PagedView, decode_kernel: DecodeKernel | None = None) 
         softcap: float | None = None,
     ) -> tuple[jax.Array, Any]:
         outputs, start = [], 0
-        for group in view.groups:
+        groups, layer = at_layer(view.sets, view.groups, layer)
+        for group in groups:
             part = slice(start, start + group.positions_SQ.size)
             q, k, v = q_TNH[part], k_TKH[part], v_TKH[part]
             if decode_kernel is not None and group.positions_SQ.shape[1] == 1:

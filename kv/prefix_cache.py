@@ -4,24 +4,47 @@ A page is published under its key (`kv.page_keys`) when the step that filled it 
 same tokens shares the page: nothing is copied, since a full page is never written again. A published page without
 owners stays in the pool as idle; when the pool needs it, it is evicted and its key forgotten.
 
+Where there are several sets of layers (`kv.layer_sets`), a key names a page in each. Of those sets that have a window a
+beginning needs the pages only that the tokens behind it see.
+
 A sequence releases its pages last first. So the end of a chain is evicted before its beginning, without which it could
 not be found.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+from kv.layer_sets import Reach
 from kv.page_pool import PagePool
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Published pages of the first tokens of a text."""
+
+    num_columns: int = 0
+    """Pages' worth of tokens."""
+    pages: tuple[tuple[int, ...], ...] = ()
+    """Of each set, in order: those of its last columns."""
+
+    @property
+    def all_pages(self) -> list[int]:
+        return [page for of_set in self.pages for page in of_set]
+
+
+NONE_FOUND = Beginning()
 
 
 class PrefixCache:
     """An index over the pool's kept pages. Owned by the engine's thread, as the pool is."""
 
-    def __init__(self, pool: PagePool, *, enabled: bool = True) -> None:
+    def __init__(self, pool: PagePool, reach: Reach, *, enabled: bool = True) -> None:
         """A cache that is not enabled takes nothing and finds nothing."""
         self._pool = pool
+        self._reach = reach
         self._enabled = enabled
-        self._pages: dict[bytes, int] = {}
-        self._keys: dict[int, bytes] = {}
+        self._pages: tuple[dict[bytes, int], ...] = tuple({} for _ in reach.windows)
+        self._keys: dict[int, tuple[int, bytes]] = {}  # of each page its set and key
         pool.listen(self._forget)
 
     @property
@@ -30,41 +53,71 @@ class PrefixCache:
 
     @property
     def num_pages(self) -> int:
-        return len(self._pages)
+        return len(self._keys)
 
-    def match(self, keys: Iterable[bytes]) -> tuple[int, ...]:
-        """Pages of the longest published beginning of the chain `keys`, in order. They are not held yet: share them
-        before anything is allocated."""
-        pages: list[int] = []
-        for key in keys:
-            page = self._pages.get(key)
-            if page is None:
-                break
-            pages.append(page)
-        return tuple(pages)
+    def match(self, keys: Sequence[bytes]) -> Beginning:
+        """The longest published beginning of the chain `keys`. Its pages are not held yet: share them before anything
+        is allocated."""
+        count = self._num_in_all(keys)
+        while (missing := self._last_missing(keys, count)) is not None:
+            count = missing  # what needs it is longer
+        if not count:
+            return NONE_FOUND
+        spans = [(pages, keys[self._first_needed(window, count) : count]) for pages, window in self._by_window]
+        return Beginning(count, tuple(tuple(pages[key] for key in needed) for pages, needed in spans))
 
-    def publish(self, keys: Iterable[bytes], pages: Iterable[int]) -> None:
+    def publish(self, keys: Iterable[bytes], pages: Iterable[int], of_set: int = 0) -> None:
         """Offer full pages, held by the caller and completely written, under their keys.
 
         Of two sequences that computed the same page the first one's stays; the other page is freed with its sequence.
         """
         if self._enabled:
+            known = self._pages[of_set]
             for key, page in zip(keys, pages, strict=True):
-                if key not in self._pages:
+                if key not in known:
                     self._pool.keep(page)
-                    self._pages[key] = page
-                    self._keys[page] = key
+                    known[key] = page
+                    self._keys[page] = of_set, key
 
     def clear(self) -> None:
         """Forget everything: what lies in the pages is not to be trusted, or belongs to other weights."""
-        self._pages.clear()
+        for known in self._pages:
+            known.clear()
         self._keys.clear()
         self._pool.drop_kept()
 
     def check_integrity(self) -> None:
         """Assert that keys and pages name each other, and that the pool keeps exactly these pages."""
-        assert {page: key for key, page in self._pages.items()} == self._keys, "keys and pages do not match"
+        named = {page: (number, key) for number, known in enumerate(self._pages) for key, page in known.items()}
+        assert named == self._keys, "keys and pages do not match"
         assert self._pool.kept_pages == self._keys.keys(), "the pool keeps other pages than the cache"
 
+    @property
+    def _by_window(self) -> Iterator[tuple[dict[bytes, int], int | None]]:
+        return zip(self._pages, self._reach.windows, strict=True)
+
+    def _first_needed(self, window: int | None, count: int) -> int:
+        """Of a beginning of so many columns."""
+        return self._reach.first_seen(window, count * self._reach.page_size)
+
+    def _num_in_all(self, keys: Sequence[bytes]) -> int:
+        """Columns up to which every set without a window has all pages."""
+        whole = [pages for pages, window in self._by_window if window is None]
+        for column, key in enumerate(keys):
+            if any(key not in pages for pages in whole):
+                return column
+        return len(keys)
+
+    def _last_missing(self, keys: Sequence[bytes], count: int) -> int | None:
+        """The last column that a beginning of so many needs and some set with a window has not."""
+        bounded = [
+            (pages, self._first_needed(window, count)) for pages, window in self._by_window if window is not None
+        ]
+        for column in range(count - 1, min((first for _, first in bounded), default=count) - 1, -1):
+            if any(column >= first and keys[column] not in pages for pages, first in bounded):
+                return column
+        return None
+
     def _forget(self, page: int) -> None:
-        del self._pages[self._keys.pop(page)]
+        of_set, key = self._keys.pop(page)
+        del self._pages[of_set][key]

@@ -62,9 +62,10 @@ def abstract_row_cache(
     mesh: Mesh,
     rules: ShardingRules,
     widened: str,
+    num_layers: int | None = None,
 ) -> RowCache:
     """As `kv.cache.abstract_cache`, with rows of `head_dim` numbers, which may be more than the model's."""
-    L, K, H = config.num_layers, config.num_kv_heads, head_dim
+    L, K, H = num_layers or config.num_layers, config.num_kv_heads, head_dim
     # any axis that is never split stands for None
     names = (axes.LAYERS, axes.HEAD_DIM, axes.KV_HEADS, axes.HEAD_DIM, axes.HEAD_DIM)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kv.paged_attention import PagedView
+from kv.paged_attention import PagedView, at_layer
 from kv.split_attention import Arrays, Split, split_attention
 from kv.tpu_copies import KernelShape, num_granules
 from kv.tpu_kernel import attend_tile
@@ -34,6 +34,7 @@ def tpu_attention(view: PagedView, split: Split, interpret: Any = False) -> Atte
         plan: Any,
     ) -> tuple[jax.Array, Arrays]:
         outputs, start = [], 0
+        plan, layer = at_layer(view.sets, plan, layer)
         for tiles in plan:
             part = slice(start, start + tiles.num_tiles * tiles.tile_tokens)
             added = tuple(x[part] for x in new)

@@ -1,6 +1,6 @@
 """TilePlan: what the TPU's kernel must know of a step's tiles: the same for all layers, so it is made before them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from kv.paged_attention import TileGroup
 @dataclass(frozen=True)
 class TilePlan:
     pages: jax.Array
-    """int32[S * J]"""
+    """int32[S * J]; of several sets of layers [W, S * J]."""
     first_S: jax.Array
     """int32: position of each tile's first token."""
     count_S: jax.Array
@@ -31,11 +31,14 @@ class TilePlan:
 
     @property
     def pages_per_slot(self) -> int:
-        return int(self.pages.shape[0]) // self.num_tiles
+        return int(self.pages.shape[-1]) // self.num_tiles
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
         return self.pages, self.first_S, self.count_S, self.next_S, self.is_apart_S
+
+    def of_set(self, number: jax.Array) -> "TilePlan":
+        return replace(self, pages=self.pages[number])
 
 
 def plan_tiles(group: TileGroup, num_cores: int) -> TilePlan:
@@ -44,13 +47,15 @@ def plan_tiles(group: TileGroup, num_cores: int) -> TilePlan:
     num_parts = num_cores if Q == 1 and S % num_cores == 0 else 1
     count_S = jnp.sum(group.positions_SQ >= 0, axis=1, dtype=jnp.int32)
     next_S = _next_with_tokens(count_S, num_parts)
-    pages_after_SJ = group.pages_SJ[jnp.minimum(next_S, S - 1)]
+    sets = group.pages_SJ.shape[:-2]
+    pages_SJ = group.pages_SJ[0] if sets else group.pages_SJ  # in any set, sequences have pages of their own
+    pages_after_SJ = pages_SJ[jnp.minimum(next_S, S - 1)]
     return TilePlan(
-        pages=group.pages_SJ.reshape(-1),
+        pages=group.pages_SJ.reshape(*sets, -1),
         first_S=jnp.maximum(group.positions_SQ[:, 0], 0),
         count_S=count_S,
         next_S=next_S,
-        is_apart_S=jnp.any(group.pages_SJ != pages_after_SJ, axis=1).astype(jnp.int32),
+        is_apart_S=jnp.any(pages_SJ != pages_after_SJ, axis=1).astype(jnp.int32),
         tile_tokens=Q,
         num_parts=num_parts,
     )

@@ -12,6 +12,7 @@ Letters, used as suffixes (`logits_BV`) throughout the project:
     R  rows of one step                      E  edits per slot       X  log-probabilities per row
     A  heads of one KV group: its queries, its key and its value     C  parts of a weight: gate and up of a gated MLP
     Z  experts                               Y  ranks of all adapters, one adapter after the other
+    W  sets of layers whose pages are their own (in masks: words of 32 tokens)
 """
 
 LAYERS = "layers"

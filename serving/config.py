@@ -60,6 +60,7 @@ class EngineConfig:
     num_slots: Annotated[int, Flag("--slots", "Requests that decode at once.")] = 64
     page_size: Annotated[int, Flag("--page-size", "Tokens in a KV page.")] = 16
     num_pages: Annotated[int | None, Flag("--pages", "KV pages; default: what memory allows.")] = None
+    """Each for all layers, in one page or one of each set of layers."""
     memory_bytes: Annotated[int | None, Flag("--memory", "Memory of one device to use in all, such as 8GiB.", SIZE)] = (
         None
     )

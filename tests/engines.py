@@ -4,6 +4,7 @@ import dataclasses
 import secrets
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from kv.cache import make_cache
+from kv.layer_sets import choose_sets
 from kv.page_pool import PagePool
 from model import packed
 from model.card import GenerationDefaults, ModelCard, TextAssets
@@ -76,15 +78,16 @@ def tiny_engine(
     drafter=None,
     formats=(None, None),
     adapters=False,
+    growth_tokens=64,
     **changes,
 ):
-    """A new engine with an empty pool of `num_pages`. Programs are compiled once per model and mesh, and the page
-    arrays keep what earlier engines left in them, which must not matter. Two engines write into the same arrays:
-    run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs are expensive to
-    compile: a mesh has three of them, with two slots and one tile. `trips` tokens a decode call where nothing speaks
-    against it, or `drafts` guesses for each row, by a draft model whose weights have the seed `drafter` if that is
-    given (1 is the served model itself). `formats` are those of weights and cache. With `adapters` there is room for
-    two of rank ADAPTER_RANK, and for three sequences."""
+    """A new engine with an empty pool of `num_pages` for each set of layers. Programs are compiled once per model and
+    mesh, and the page arrays keep what earlier engines left in them, which must not matter. Two engines write into the
+    same arrays: run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs are
+    expensive to compile: a mesh has three of them, with two slots and one tile. `trips` tokens a decode call where
+    nothing speaks against it, or `drafts` guesses for each row, by a draft model whose weights have the seed `drafter`
+    if that is given (1 is the served model itself). `formats` are those of weights and cache. With `adapters` there is
+    room for two of rank ADAPTER_RANK, and for three sequences."""
     settings = {"max_waiting": 1024, "overlap": True, "trip_s": 0.001, "verify_s": 0.001, **changes}
     if drafter is not None:
         programs = _drafting_programs(model, mesh, drafts)
@@ -97,8 +100,8 @@ def tiny_engine(
     max_tiles = min(max_tiles, max(shape.tiles for shape in programs.shapes))
     return Engine(
         programs if watch is None else watch.over(programs),
-        pool or PagePool(num_pages + 1),
-        Limits(PAGE_SIZE, TILE_TOKENS, max_tiles, max_trips=trips, max_drafts=drafts),
+        pool or PagePool(num_pages * len(programs.spec.windows) + 1),
+        Limits(PAGE_SIZE, TILE_TOKENS, max_tiles, growth_tokens=growth_tokens, max_trips=trips, max_drafts=drafts),
         eos_token_ids=eos,
         max_seq_len=MAX_SEQ_LEN,
         draw_seed=secrets.randbits,
@@ -198,7 +201,10 @@ class CountingPrograms:
     """Stands where `Programs` stands, without a device: the token at each position is `counted(position)`."""
 
     def __init__(self, num_slots, max_tiles, max_trips=1, config=CONFIG):
-        self.spec = StepSpec(config, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS, max_trips=max_trips)
+        sets = choose_sets(config.windows, MAX_SEQ_LEN, PAGE_SIZE)
+        self.spec = StepSpec(
+            config, None, num_slots, MAX_SEQ_LEN // PAGE_SIZE, TILE_TOKENS, max_trips=max_trips, sets=sets
+        )
         self.shapes = step_shapes(num_slots, max_tiles)
         self.draft = self.adapters = None
         self.num_to_fail = 0
@@ -221,11 +227,50 @@ def counted(position):
     return (position * 7 + 3) % 50
 
 
-def counting_engine(limits, *, num_slots=4, num_pages=60, config=CONFIG, **changes):
+class PageCheckingPrograms(CountingPrograms):
+    """Also keeps what each place of each page holds, the whole text up to there, and asserts that every token sees its
+    own text in every set of layers."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self._texts = {}
+
+    def run(self, shape, packed, masks=None):
+        fields, pages, tile_rows, tokens, positions, *_ = self.spec.layout(shape).split(packed)
+        pages_WRJ = pages.reshape(-1, shape.rows, pages.shape[1])
+        for row, (first, num_trips) in enumerate(fields[[1, 3]].T.tolist()):
+            for position in range(first, first + num_trips if first >= 0 else first):
+                self._write(pages_WRJ[:, row], position, counted(position))
+        for (row,), tile, places in zip(tile_rows, tokens.tolist(), positions.tolist(), strict=True):
+            for token, position in zip(tile, places, strict=True):
+                if position >= 0:
+                    self._write(pages_WRJ[:, row], position, token)
+        return super().run(shape, packed, masks)
+
+    def _write(self, pages_WJ, position, token):
+        def texts(pages_J, start):
+            places = [(int(pages_J[p // PAGE_SIZE]), p % PAGE_SIZE) for p in range(start, position)]
+            assert all(page for page, _ in places), "a token looks at a page that is not there"
+            return [self._texts[place] for place in places]
+
+        for pages_J, window in zip(pages_WJ, self.spec.windows, strict=True):
+            start = 0 if window is None else max(position + 1 - window, 0)
+            before = texts(pages_J, start)
+            assert [len(text) for text in before] == [*range(start + 1, position + 1)]
+            assert all(later[: len(text)] == text for text, later in pairwise(before)), "another text"
+            if window is None or len(self.spec.windows) == 1:
+                text = (*(before[-1] if before else ()), token)
+            assert not before or before[-1] == text[:-1], "sets differ"
+            assert pages_J[position // PAGE_SIZE], "a token has no page"
+            self._texts[int(pages_J[position // PAGE_SIZE]), position % PAGE_SIZE] = text
+
+
+def counting_engine(limits, *, num_slots=4, num_pages=60, config=CONFIG, make=CountingPrograms, **changes):
     """An engine whose answers are known and whose steps take no time: for traces of thousands of steps."""
     settings = {"eos_token_ids": (), "max_seq_len": MAX_SEQ_LEN, "max_waiting": 1024, "trip_s": 0.0, **changes}
-    programs = CountingPrograms(num_slots, limits.max_tiles, limits.max_trips, config)
-    return Engine(programs, PagePool(num_pages + 1), limits, draw_seed=lambda bits: 0, **settings)
+    programs = make(num_slots, limits.max_tiles, limits.max_trips, config)
+    pool = PagePool(num_pages * len(programs.spec.windows) + 1)
+    return Engine(programs, pool, limits, draw_seed=lambda bits: 0, **settings)
 
 
 def check_random_trace(engine, waiting, expected, rng, pool, written):
@@ -274,17 +319,20 @@ class WrittenPages:
 
     def run(self, shape, packed, masks=None):
         fields, pages, tile_rows, _, positions, *_ = self.spec.layout(shape).split(packed)
+        pages_WRJ = pages.reshape(-1, shape.rows, pages.shape[1])
         decoded = {
-            int(pages[row, (at + i) // PAGE_SIZE])
+            int(page)
             for row, (at, num_trips) in enumerate(fields[[1, 3]].T)
             for i in range(num_trips + shape.drafts if at >= 0 else 0)
             if (at + i) // PAGE_SIZE < pages.shape[1]
+            for page in pages_WRJ[:, row, (at + i) // PAGE_SIZE]
         }
         prefilled = {
-            int(pages[row, at // PAGE_SIZE])
+            int(page)
             for (row,), tile in zip(tile_rows, positions, strict=True)
             for at in tile
             if at >= 0
+            for page in pages_WRJ[:, row, at // PAGE_SIZE]
         }
         self._newest = frozenset(decoded | prefilled)
         return self._programs.run(shape, packed, masks)

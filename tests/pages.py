@@ -6,7 +6,8 @@ import numpy as np
 from jax.sharding import AxisType
 
 from kv.cache import ColumnCache
-from kv.paged_attention import TileGroup
+from kv.layer_sets import LayerSets
+from kv.paged_attention import PagedView, TileGroup
 from kv.row_cache import RowCache
 from kv.split_attention import Split
 from model.bits import as_bits, as_numbers
@@ -55,6 +56,14 @@ def random_step(rng, page_size, pages_per_slot):
     tile_pages.append(pages[0])
     groups = TileGroup(pages[: len(rows)], rows[:, None]), TileGroup(np.stack(tile_pages), np.stack(tiles))
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), groups), num_sequences * pages_per_slot + 1
+
+
+def in_sets(groups):
+    """The same groups for layers that do not have their pages in common: of layer 3 at place 1 of the arrays."""
+    sets = LayerSets(2, (None, 8), (0, 1, 0, 1), (0, 0, 1, 1))
+    others = (group.pages_SJ[:, ::-1] for group in groups)
+    rows = (jnp.stack([other, group.pages_SJ]) for other, group in zip(others, groups, strict=True))
+    return PagedView(tuple(TileGroup(r, group.positions_SQ) for r, group in zip(rows, groups, strict=True)), sets)
 
 
 def assert_same_pages(rows, columns):

@@ -8,6 +8,7 @@ from serving.engine.memory import RESERVE_SHARE
 from tpu_configs.chip import GIB, MIB
 from tpu_configs.compiled import CompiledStep
 from tpu_configs.deployment import Deployment
+from tpu_configs.pages import HeldPages
 from tpu_configs.published import cases, predict
 from tpu_configs.roofline import ASSUMED, Assumptions, StepTime, prefill_seconds, step_time
 from tpu_configs.sizes import Sizes
@@ -107,7 +108,7 @@ class Budget:
 
     def sequences(self, tokens: int) -> int:
         """How many of so many tokens the pages hold, of one replica; the null page holds none."""
-        return max(0, self.num_pages - 1) // -(-tokens // self.deployment.settings.page_size)
+        return max(0, self.num_pages - 1) // HeldPages.of(self.deployment).num_held(tokens)
 
     @property
     def ttft_s(self) -> float:

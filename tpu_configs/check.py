@@ -12,12 +12,13 @@ from model.card import GenerationDefaults, ModelCard, TextAssets
 from model.quantization import choose_quantization
 from serving.config import EngineConfig
 from serving.engine.batch import StepShape
-from serving.engine.build import shapes_of, step_spec
+from serving.engine.build import limits_of, shapes_of, step_spec
 from serving.engine.device_arrays import FlatWeights
 from serving.engine.executables import Executables, num_compile_threads
 from serving.engine.loaded_model import LoadedModel, attention_needs
 from serving.engine.step import StepSpec
 from serving.engine.step_program import StepState, abstract_state, compile_step
+from serving.engine.useful_pages import useful_pages
 from serving.errors import ConfigError
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params
@@ -59,8 +60,10 @@ class Ahead:
         card = ModelCard(settings.model, model, TextAssets("{}"), GenerationDefaults(()), "described")
         described = LoadedModel(card, mesh, rules, settings.dtype, weights)
         page_bytes = described.page_bytes(settings.engine)
-        num_pages = min(room_bytes(deployment) // page_bytes, settings.slots * settings.pages_per_slot + 1)
         spec = step_spec(settings.engine, described)
+        _, most = useful_pages(spec, limits_of(settings.engine))
+        num_sets = len(spec.windows)  # a replica is told of pages of all of them
+        num_pages = min(room_bytes(deployment) // page_bytes - 1, most) // num_sets * num_sets + 1
         return cls(
             deployment,
             spec,
@@ -75,7 +78,7 @@ class Ahead:
     @property
     def engine(self) -> EngineConfig:
         """With which a replica has these programs."""
-        return replace(self.deployment.settings.engine, num_pages=self.num_pages - 1)
+        return replace(self.deployment.settings.engine, num_pages=(self.num_pages - 1) // len(self.spec.windows))
 
     @property
     def state_bytes(self) -> int:

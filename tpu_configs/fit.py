@@ -8,6 +8,7 @@ from serving.errors import ConfigError
 from tpu_configs.catalog import ad_hoc, slices
 from tpu_configs.chip import GIB
 from tpu_configs.deployment import Deployment
+from tpu_configs.pages import HeldPages
 from tpu_configs.sizes import Sizes
 
 TEMPORARY_SHARE = 0.03  # of memory, which steps may take at most
@@ -21,15 +22,14 @@ def room_bytes(deployment: Deployment) -> int:
 
 def missing_bytes(deployment: Deployment) -> int:
     """By how much one device is too small for the weights and one sequence; 0 or less if it is not."""
-    sizes, settings = Sizes.of(deployment), deployment.settings
-    return sizes.kv_token_bytes * (settings.pages_per_slot + 1) * settings.page_size - room_bytes(deployment)
+    held = HeldPages.of(deployment)
+    return held.page_bytes * (held.most(deployment.settings.max_seq_len) + 1) - room_bytes(deployment)
 
 
 def sequences(deployment: Deployment, context: int) -> int:
     """How many of so many tokens the pages of one replica hold."""
-    settings = deployment.settings
-    pages = -(-context // settings.page_size)
-    return max(room_bytes(deployment), 0) // (Sizes.of(deployment).kv_token_bytes * settings.page_size * pages)
+    held = HeldPages.of(deployment)
+    return max(room_bytes(deployment), 0) // (held.page_bytes * held.num_held(context))
 
 
 def check_fit(deployment: Deployment) -> None:
@@ -56,9 +56,10 @@ def ways_out(deployment: Deployment) -> Iterator[str]:
         if missing_bytes(changed) <= 0:
             yield f"{quantize} weights do"
             break
-    room = room_bytes(deployment) // Sizes.of(deployment).kv_token_bytes - settings.page_size
-    if room >= settings.page_size:
-        yield f"max_seq_len {room // settings.page_size * settings.page_size:,} does"
+    held = HeldPages.of(deployment)
+    longest = held.prefilling.longest(room_bytes(deployment) // held.page_bytes - 1, settings.max_seq_len)
+    if longest >= settings.page_size:
+        yield f"max_seq_len {longest:,} does"
 
 
 def _smallest_slice(deployment: Deployment, *, same_chip: bool) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 from tpu_configs.chip import GIB
 from tpu_configs.demand import Demand
 from tpu_configs.deployment import Deployment
+from tpu_configs.pages import HeldPages
 from tpu_configs.roofline import ASSUMED, Assumptions, StepTime, decode_step, prefill_seconds
 from tpu_configs.sizes import Sizes
 
@@ -101,7 +102,7 @@ def plan_capacity(deployment: Deployment, demand: Demand, assumed: Assumptions =
 def _rows_in_memory(paper: _Arithmetic, deployment: Deployment, demand: Demand) -> int:
     sizes, held = Sizes.of(deployment), deployment.slice.chip.device_hbm_bytes
     room = int(held * (1 - KEPT_FREE)) - sizes.weight_bytes
-    per_row = sizes.kv_token_bytes * demand.context
+    per_row = HeldPages.of(deployment).token_bytes(demand.context)
     rows = max(0, min(int(room // per_row), deployment.settings.slots))
     paper.add(
         "room for keys and values",
@@ -110,7 +111,7 @@ def _rows_in_memory(paper: _Arithmetic, deployment: Deployment, demand: Demand) 
     )
     paper.add(
         "rows by memory",
-        f"{room / GIB:,.2f} GiB / ({sizes.kv_token_bytes:,} bytes x {demand.context:,.0f} tokens), at most "
+        f"{room / GIB:,.2f} GiB / ({per_row / demand.context:,.0f} bytes x {demand.context:,.0f} tokens), at most "
         f"{deployment.settings.slots} slots",
         f"{rows:,} rows",
     )

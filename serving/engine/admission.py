@@ -60,26 +60,27 @@ class AdmissionDraft:
             return False
         match = self._pages.match(sequence)
         total = pages_for(len(sequence.token_ids) + 1, self._limits.page_size)
-        cost = self._cost(sequence, match, total)
+        new, shared = self._pages.num_new(total, match), len(match.beginning.all_pages)
+        cost = self._cost(sequence, match, new, shared)
         if cost is None:
             return False
         self._num_slots -= 1
         self._num_pages -= cost
-        self._sure_pages -= total
+        self._sure_pages -= new + shared
         self._reserve[sequence.band] += self._growth_of(sequence, total)
-        self.admit.append(Admission(sequence, match.pages, total - len(match.pages)))
-        self._add_chunk(sequence, len(match.pages) * self._limits.page_size)
+        self.admit.append(Admission(sequence, match, total))
+        self._add_chunk(sequence, match.num_columns * self._limits.page_size)
         return True
 
-    def _cost(self, sequence: Sequence, match: Match, total: int) -> int | None:
+    def _cost(self, sequence: Sequence, match: Match, new: int, shared: int) -> int | None:
         """Free pages that admitting it takes, perhaps after preempting for it; None when it cannot be admitted."""
         # What it found may belong to someone who is preempted in this plan: counted as given back already.
-        cost = total if self.preempt else total - len(match.pages) + match.num_idle
+        cost = new + (shared if self.preempt else match.num_idle)
         reserve = sum(self._reserve[: sequence.band + 1])
         if self._num_slots and cost + reserve <= self._num_pages:
             return cost
-        if sequence.band == INTERACTIVE and self._make_room(total + reserve):
-            return total
+        if sequence.band == INTERACTIVE and self._make_room(new + shared + reserve):
+            return new + shared
         return None
 
     def _make_room(self, need: int) -> bool:
@@ -91,12 +92,16 @@ class AdmissionDraft:
                 return False
             chosen.append(victim := victims.pop())
             num_slots += 1
-            num_pages += self._pages.num_releasable(victim) + int(victim.slot in self._growth.grow)
+            num_pages += self._pages.num_releasable(victim) + self._promised(victim.slot)
         self._victims = victims
         self._num_slots = num_slots
         self._num_pages = self._sure_pages = num_pages
         self.preempt |= {victim.slot: victim for victim in chosen}
         return True
+
+    def _promised(self, slot: int) -> int:
+        """Pages that it would get in this step."""
+        return self._growth.fill.get(slot, 0) + self._pages.num_sets * int(slot in self._growth.grow)
 
     def _expected_growth(self) -> list[int]:
         """Pages, by band, that those who run will want beside what they have."""
@@ -104,12 +109,13 @@ class AdmissionDraft:
         ahead_B = np.minimum(slots.num_tokens_B + limits.growth_tokens, slots.max_len_B)
         want_B = np.maximum(-(-ahead_B // limits.page_size) - self._pages.num_pages_B, 0)
         want_B[self._growth.grow] -= 1  # promised already
+        want_B *= self._pages.num_sets
         in_batch = int(want_B[slots.batch_B].sum())
         return [int(want_B.sum()) - in_batch, in_batch]
 
-    def _growth_of(self, sequence: Sequence, num_pages: int) -> int:
+    def _growth_of(self, sequence: Sequence, num_columns: int) -> int:
         ahead = min(len(sequence.token_ids) + self._limits.growth_tokens, sequence.max_len)
-        return max(pages_for(ahead, self._limits.page_size) - num_pages, 0)
+        return self._pages.num_sets * max(pages_for(ahead, self._limits.page_size) - num_columns, 0)
 
     def _tiles_for(self, sequence: Sequence) -> int:
         is_batch = sequence.request.priority is Priority.BATCH

@@ -104,6 +104,8 @@ class BatchLayout:
     pages_per_slot: int
     tile_tokens: int
     has_adapters: bool = False
+    num_sets: int = 1
+    """Of layers, each with page rows of its own."""
 
     @property
     def size(self) -> int:
@@ -111,12 +113,12 @@ class BatchLayout:
 
     def _blocks(self) -> tuple[tuple[int, int], ...]:
         R, S, Q = self.shape.rows, self.shape.tiles, self.tile_tokens
-        blocks = (len(ROW_FIELDS), R), (R, self.pages_per_slot), (S, 1), (S, Q), (S, Q), (S, Q)
+        blocks = (len(ROW_FIELDS), R), (self.num_sets * R, self.pages_per_slot), (S, 1), (S, Q), (S, Q), (S, Q)
         return (*blocks, (R, self.shape.drafts), *([(R, 1)] if self.has_adapters else []))
 
     def split(self, packed: ArrayT) -> tuple[ArrayT, ...]:
         """Views of a packed vector, numpy or traced: fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ,
-        next_SQ, drafts_RD, and adapters_R1 where there are any."""
+        next_SQ, drafts_RD, and adapters_R1 where there are any. Page rows of several sets follow each other."""
         views, start = [], 0
         for rows, columns in self._blocks():
             views.append(packed[start : start + rows * columns].reshape(rows, columns))  # type: ignore[index]
@@ -161,7 +163,7 @@ def build_batch(
     plan: StepPlan, layout: BatchLayout, table: PageTable, slots: SlotTable, settings: SlotSettings
 ) -> NDArray[np.int32]:
     """The packed vector of a plan whose sequences all have slots and pages. Rows: decodes first, then chunks."""
-    scrap_slot = table.page_indices_BJ.shape[0]
+    scrap_slot = table.num_slots
     packed: NDArray[np.int32] = np.zeros(layout.size, np.int32)
     fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ, drafts_RD, *adapters = layout.split(packed)
     slot_R, position_R, sample_at_R, num_trips_R, sample_position_R = fields_FR[:_SAMPLING]
@@ -180,7 +182,9 @@ def build_batch(
     sample_at_R[:num_decode] = np.arange(num_decode)
     num_trips_R[:num_decode] = slots.num_due(plan.decode, plan.num_trips)
     np.take(settings.values_FB, slot_r, axis=1, out=fields_FR[_SAMPLING:, :num_rows], mode="clip")
-    np.take(table.page_indices_BJ, slot_r, axis=0, out=pages_RJ[:num_rows], mode="clip")
+    for of_set, table_BJ in enumerate(table.page_indices_WBJ):
+        first = of_set * layout.shape.rows
+        np.take(table_BJ, slot_r, axis=0, out=pages_RJ[first : first + num_rows], mode="clip")
     for adapters_R1 in adapters:
         np.take(settings.adapter_B, slot_r, out=adapters_R1[:num_rows, 0], mode="clip")
     if plan.drafts_BD is not None:

@@ -36,6 +36,7 @@ from serving.engine.plan import Limits
 from serving.engine.pooling import Pooling
 from serving.engine.programs import Programs
 from serving.engine.step import StepSpec
+from serving.engine.useful_pages import default_pages, sets_notes, useful_pages
 from serving.errors import ConfigError
 from sharding.choose_mesh import check_spec, choose_spec
 from sharding.hosts import check_hosts, least, only_one_step_at_a_time
@@ -47,7 +48,6 @@ from sharding.stored_model import StoredModel
 
 logger = logging.getLogger(__name__)
 
-KV_BYTES = 1 << 30  # page pool where no memory limit is known
 TILE_TOKENS = 32
 
 
@@ -131,6 +131,8 @@ def make_programs(
     spec = step_spec(config, model, draft_spec, 0 if adapters is None else adapters.rank)
     executables = Executables(config.compile_cache, spec.mesh)
     bank = None if adapters is None else AdapterBank(adapters, executables)
+    for note in sets_notes(model.card.config, spec, model.num_stages):
+        logger.info("%s", note)
     forms = model.forms()
     draft_forms = None if draft is None else draft.forms()
     shapes = shapes_of(config, model)
@@ -172,6 +174,7 @@ def step_spec(
         embeds=config.embeddings is not None,
         adapter_rank=adapter_rank,
         seams=seams_over(model.mesh),
+        sets=model.sets(config),
         vocab_axes=model.rules.mesh_axes[axes.VOCAB],
     )
 
@@ -182,7 +185,7 @@ def shapes_of(config: EngineConfig, model: LoadedModel) -> tuple[StepShape, ...]
     ladder = (
         Ladder()
         if model.mesh.devices.flat[0].platform == "cpu"
-        else Ladder(least=32, factor=4, least_tiles=_max_tiles(config), beside_few=False)
+        else Ladder(least=32, factor=8, least_tiles=_max_tiles(config), beside_few=False)
     )
     return step_shapes(config.num_slots, _max_tiles(config), config.max_drafts, ladder)
 
@@ -199,13 +202,16 @@ def _num_pages(
     """KV pages for which there is memory beside the weights and `temporaries`, which take long to find out: what has no
     room even without them is said before."""
     page_bytes = model.page_bytes(config) + (draft.page_bytes(config) if draft else 0)
+    num_sets = len(spec.windows)
+    wanted = config.num_pages and config.num_pages * num_sets
+    useful = useful_pages(spec, limits_of(config))
     limit = config.memory_bytes or _device_limit(spec.mesh)
     if limit is None:
-        return config.num_pages or _default_pages(spec, page_bytes)
+        return wanted or default_pages(*useful, page_bytes)
     draft_bytes = draft.num_bytes if draft else 0
-    needs = Needs(model.num_bytes, 0, page_bytes, *_useful_pages(spec), draft_bytes, adapter_bytes)
-    plan_memory(limit, needs, config.page_size, config.num_pages)
-    budget = plan_memory(limit, replace(needs, temporaries=temporaries()), config.page_size, config.num_pages)
+    needs = Needs(model.num_bytes, 0, page_bytes, *useful, draft_bytes, adapter_bytes, num_sets)
+    plan_memory(limit, needs, config.page_size, wanted)
+    budget = plan_memory(limit, replace(needs, temporaries=temporaries()), config.page_size, wanted)
     for line in budget.lines():
         progress(line)
         logger.info("%s", line)
@@ -225,13 +231,7 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
     return Engine(
         programs,
         PagePool(programs.num_pages),
-        Limits(
-            config.page_size,
-            TILE_TOKENS,
-            _max_tiles(config),
-            max_trips=config.decode_steps,
-            max_drafts=config.max_drafts,
-        ),
+        limits_of(config),
         eos_token_ids=card.generation.eos_token_ids,
         max_seq_len=_max_seq_len(config, card),
         max_waiting=config.max_waiting,
@@ -239,6 +239,17 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
         overlap=config.overlap and not only_one_step_at_a_time(programs.spec.mesh),
         prefix_cache=config.prefix_cache,
         pooling=None if config.embeddings is None else Pooling(config.embeddings),
+    )
+
+
+def limits_of(config: EngineConfig) -> Limits:
+    """By which the planner goes."""
+    return Limits(
+        config.page_size,
+        TILE_TOKENS,
+        _max_tiles(config),
+        max_trips=config.decode_steps,
+        max_drafts=config.max_drafts,
     )
 
 
@@ -262,17 +273,6 @@ def _max_seq_len(config: EngineConfig, card: ModelCard) -> int:
     if config.max_seq_len is not None and config.max_seq_len > context:
         raise ConfigError(f"--max-seq-len {config.max_seq_len:,} is more than the model's context of {context:,}.")
     return config.max_seq_len or context
-
-
-def _useful_pages(spec: StepSpec) -> tuple[int, int]:
-    """Pages of one full sequence, and of all slots full."""
-    return spec.pages_per_slot, spec.pages_per_slot * spec.num_slots
-
-
-def _default_pages(spec: StepSpec, page_bytes: int) -> int:
-    """Where nothing says how much memory there is: what is useful, at most `KV_BYTES`, at least one full sequence."""
-    least, most = _useful_pages(spec)
-    return max(least, min(most, KV_BYTES // page_bytes))
 
 
 def _device_limit(mesh: jax.sharding.Mesh) -> int | None:

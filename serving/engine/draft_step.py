@@ -126,7 +126,7 @@ def pack_chunks(chunks: Items[Chunk], table: PageTable, size: int) -> NDArray[np
     for chunk in chunks:
         for start in range(chunk.start, chunk.start + chunk.length, Q):
             end = min(start + Q, chunk.start + chunk.length)
-            packed[tile, :J] = table.page_indices_BJ[chunk.sequence.slot]
+            packed[tile, :J] = table.page_indices_WBJ[0, chunk.sequence.slot]
             packed[tile, J : J + end - start] = chunk.sequence.token_ids[start:end]
             packed[tile, J + Q : J + Q + end - start] = range(start, end)
             tile += 1

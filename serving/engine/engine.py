@@ -11,6 +11,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from kv.layer_sets import Reach
 from kv.page_pool import PagePool
 from model.tree import Params
 from serving.engine.adapter_bank import AdapterForm
@@ -62,8 +63,10 @@ class Engine:
         spec = programs.spec
         assert limits.max_trips <= spec.max_trips, "the programs have fewer trips than the planner may ask for"
         assert pooling is None or spec.embeds, "the programs make no embeddings"
+        assert spec.draft is None or spec.sets is None, "a draft model's pages have the numbers of all layers'"
         self._pooling = pooling
-        self.max_seq_len = min(max_seq_len, pool.num_usable * limits.page_size)
+        self._reach = Reach(spec.windows, limits.page_size, limits.tokens_ahead)
+        self.max_seq_len = self._reach.longest(pool.num_usable, max_seq_len)
         self._intake = Intake(eos_token_ids, self.max_seq_len, limits.page_size, draw_seed)
         self.vocab_size = spec.config.vocab_size
         self._programs = programs
@@ -143,10 +146,8 @@ class Engine:
             pool,
             num_slots=spec.num_slots,
             pages_per_slot=spec.pages_per_slot,
-            page_size=self._limits.page_size,
+            reach=self._reach,
             prefix_cache=self._prefix_cache,
-            # A draft model may come late and read what lies before the window.
-            window=spec.config.window if self._programs.draft is None else None,
         )
 
     def step(self, now: float = 0.0, took_s: float | None = None) -> tuple[SequenceOutput, ...]:

@@ -4,7 +4,8 @@ not enough for one token each.
 The worst rank is preempted first, and the best can always go on: so every sequence ends.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,11 @@ class Growth:
     decode: NDArray[np.intp]
     """Slots that decode."""
     grow: NDArray[np.intp]
-    """Those of them that need pages for it, rising, once per page."""
+    """Those of them that need pages for it, rising, once per column."""
     free_pages: int
     """What is left."""
+    fill: dict[int, int] = field(default_factory=dict)
+    """Slots that prefill, and the pages that they need for their next chunk."""
     num_trips: int = 1
     """Tokens for each."""
     with_drafts: bool = False
@@ -48,51 +51,66 @@ def plan_growth(
     max_trips: int = 1,
     num_drafts_B: NDArray[np.int64] | None = None,
     held_B: NDArray[np.bool_] | None = None,
+    prefilling: Iterable[Sequence] = (),
 ) -> Growth:
     """Pure. For all who can decode but those held back: guesses if there are pages for them, else as many trips as
-    there are pages for, up to `max_trips`; preempts for the first alone.
+    there are pages for, up to `max_trips`; preempts for the first alone, and for the next chunks of `prefilling`.
 
     Pages promised never exceed the free ones plus those that the preempted surely give back.
     """
     decode = slots.decoding(held_B)
-    num_free, num_tokens_r, num_pages_r = pages.num_free, slots.num_tokens_B[decode], pages.num_pages_B[decode]
+    num_free, num_sets = pages.num_free, pages.num_sets
+    num_tokens_r, num_pages_r = slots.num_tokens_B[decode], pages.num_pages_B[decode]
     if num_drafts_B is not None:
         want_r = num_tokens_r + num_drafts_B[decode]
         grow = np.repeat(decode, np.maximum(-(-want_r // limits.page_size) - num_pages_r, 0))
-        if len(grow) <= num_free:
-            return Growth(decode, grow, num_free - len(grow), with_drafts=True)
+        if len(grow) * num_sets <= num_free:
+            return Growth(decode, grow, num_free - len(grow) * num_sets, with_drafts=True)
     for num_trips in range(max_trips, 1, -1):
         # The last of these tokens stays without keys and values until it is fed back.
         want_r = num_tokens_r + slots.num_due(decode, num_trips) - 1
         grow = np.repeat(decode, np.maximum(-(-want_r // limits.page_size) - num_pages_r, 0))
-        if len(grow) <= num_free:
-            return Growth(decode, grow, num_free - len(grow), num_trips)
+        if len(grow) * num_sets <= num_free:
+            return Growth(decode, grow, num_free - len(grow) * num_sets, num_trips=num_trips)
     short = decode[num_tokens_r > num_pages_r * limits.page_size]
-    if len(short) <= num_free:
-        return Growth(decode, short, num_free - len(short))
-    return _preempting(slots, decode, set(short.tolist()), pages)
+    fill = {s.slot: count for s in prefilling if (count := pages.num_to_fill(s, limits.chunk_tokens))}
+    wanted = len(short) * num_sets + sum(fill.values())
+    if wanted <= num_free:
+        return Growth(decode, short, num_free - wanted, fill)
+    return _preempting(slots, decode, dict.fromkeys(short.tolist(), num_sets), fill, pages)
 
 
-def _preempting(slots: SlotTable, decode: NDArray[np.intp], short: set[int], pages: PageReader) -> Growth:
-    """From the best rank on, everyone who is short takes pages from the worst: perhaps, at last, from itself."""
+def _preempting(
+    slots: SlotTable, decode: NDArray[np.intp], short: dict[int, int], fill: dict[int, int], pages: PageReader
+) -> Growth:
+    """From the best rank on, everyone who is short takes pages from the worst: perhaps, at last, from itself. By slot
+    how many those need who decode, and those who prefill."""
     candidates = slots.ranked(slots.unfinished_B)  # the others give their pages back by ending
     gone: dict[int, Sequence] = {}
-    grow: set[int] = set()
+    given: set[int] = set()
+    wanted = short | fill
     num_free = pages.num_free
     for sequence in candidates.copy():
-        if sequence.slot not in short:
+        need = wanted.get(sequence.slot, 0)
+        if not need:
             continue
-        while num_free == 0 and candidates and sequence.slot not in gone:
+        while num_free < need and candidates and sequence.slot not in gone:
             victim = candidates.pop()
             gone[victim.slot] = victim
             num_free += pages.num_releasable(victim)
         if sequence.slot in gone:
             break  # so is everyone behind it
-        if num_free:
-            num_free -= 1
-            grow.add(sequence.slot)
-    decoding = [slot for slot in decode.tolist() if slot not in gone and (slot in grow or slot not in short)]
-    return Growth(_array(decoding), _array(sorted(grow)), num_free, preempt=tuple(gone.values()))
+        if num_free >= need:
+            num_free -= need
+            given.add(sequence.slot)
+    decoding = [slot for slot in decode.tolist() if slot not in gone and (slot in given or slot not in short)]
+    return Growth(
+        _array(decoding),
+        _array(sorted(given & short.keys())),
+        num_free,
+        {slot: fill[slot] for slot in given & fill.keys()},
+        preempt=tuple(gone.values()),
+    )
 
 
 def _array(slots: list[int]) -> NDArray[np.intp]:

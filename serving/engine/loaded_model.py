@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from kv.attention_check import AttentionNeeds
 from kv.backends import AttentionBackend, choose_attention, make_backend
 from kv.cache import KVCache
+from kv.layer_sets import LayerSets, choose_sets
 from kv.page_table import pages_for
 from model import axes, packed
 from model.card import ModelCard
@@ -25,6 +26,7 @@ from sharding.layouts import as_matrices
 from sharding.params import abstract_params, pack_int8, pack_onto, take_layers_apart
 from sharding.quantize import quantize_onto
 from sharding.rules import ShardingRules, choose_rules
+from sharding.seams import STAGE
 from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
 from sharding.stored_model import StoredModel
@@ -65,13 +67,32 @@ class LoadedModel:
     def kv_dtype(self, config: EngineConfig) -> str:
         return config.kv_dtype or self.dtype
 
+    def sets(self, config: EngineConfig) -> LayerSets | None:
+        """Of its layers, where they do not have all pages in common. Beside a draft model they do, since its pages have
+        the same numbers."""
+        if config.draft is not None:
+            return None
+        model = self.card.config
+        max_tokens = min(config.max_seq_len or model.max_seq_len, model.max_seq_len)
+        return choose_sets(model.windows, max_tokens, config.page_size, self.num_stages)
+
+    @property
+    def num_stages(self) -> int:
+        return int(self.mesh.shape[STAGE])
+
     def pages(self, count: int, config: EngineConfig) -> KVCache:
         """Abstract arrays of so many KV pages and the null page."""
-        shape = count + 1, config.page_size
-        return self.attention(config).abstract_cache(self.card.config, *shape, self.kv_dtype(config), self.dtype)
+        sets, shape = self.sets(config), (count + 1, config.page_size)
+        return self.attention(config).abstract_cache(
+            self.card.config,
+            *shape,
+            self.kv_dtype(config),
+            self.dtype,
+            None if sets is None else sets.size * self.num_stages,
+        )
 
     def page_bytes(self, config: EngineConfig) -> int:
-        """Of one page, on one device."""
+        """Of one page, on one device: of all layers, or of those of one set."""
         return device_bytes(self.pages(1, config)) // 2
 
     def forms(self) -> tuple[Params, Params]:

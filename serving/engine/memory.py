@@ -20,7 +20,8 @@ class Needs:
     temporaries: int
     """0 while it is not known."""
     page: int
-    """One page over all layers, this device's share of the KV heads; a draft model's page of the same number, too."""
+    """One page over all layers, or those of one set (`kv.layer_sets`), this device's share of the KV heads; a draft
+    model's page of the same number, too."""
     least_pages: int
     """One full sequence."""
     most_pages: int
@@ -29,6 +30,8 @@ class Needs:
     """Of a model that guesses."""
     adapters: int = 0
     """Of adapters."""
+    num_sets: int = 1
+    """Pages that are needed to hold tokens of all layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class MemoryBudget:
     page_size: int
     draft_weights: int = 0
     adapters: int = 0
+    num_sets: int = 1
 
     @property
     def unused(self) -> int:
@@ -52,14 +56,16 @@ class MemoryBudget:
 
     def lines(self) -> tuple[str, ...]:
         """A table for people."""
-        tokens = self.num_pages * self.page_size
+        tokens, sets = self.num_pages // self.num_sets * self.page_size, ""
+        if self.num_sets > 1:
+            sets = f" for {self.num_sets} sets of layers, and more beyond their windows"
         others = ("draft weights", self.draft_weights, ""), ("adapters", self.adapters, "")
         rows = (
             ("weights", self.weights, ""),
             *(row for row in others if row[1]),
             ("step temporaries", self.temporaries, ""),
             ("reserve", self.reserve, ""),
-            ("KV pages", self.pages, f"{self.num_pages:,} pages of {self.page_size}: {tokens:,} tokens"),
+            ("KV pages", self.pages, f"{self.num_pages:,} pages of {self.page_size}: {tokens:,} tokens{sets}"),
             ("unused", self.unused, ""),
             ("memory per device", self.limit, ""),
         )
@@ -96,4 +102,5 @@ def plan_memory(limit: int, needs: Needs, page_size: int, wanted_pages: int | No
         page_size,
         needs.draft_weights,
         needs.adapters,
+        needs.num_sets,
     )

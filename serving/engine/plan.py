@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kv.layer_sets import tokens_ahead
 from serving.engine.pages import Match
 from serving.engine.sequence import Sequence
 
@@ -42,6 +43,16 @@ class Limits:
     share_floor: float = 4.0
     """How many times longer batch work may make that step."""
 
+    @property
+    def chunk_tokens(self) -> int:
+        """The most of a prompt that one step computes."""
+        return self.max_tiles * self.tile_tokens
+
+    @property
+    def tokens_ahead(self) -> int:
+        """As `kv.layer_sets.Reach` means it."""
+        return tokens_ahead(self.chunk_tokens, self.max_trips, self.max_drafts)
+
 
 class PageReader(Protocol):
     """What the planner may ask about pages; `SlotPages` answers."""
@@ -50,11 +61,20 @@ class PageReader(Protocol):
     def num_free(self) -> int: ...
 
     @property
+    def num_sets(self) -> int:
+        """Pages that a column takes: one in each set of layers (`kv.layer_sets`)."""
+        ...
+
+    @property
     def num_pages_B(self) -> NDArray[np.int32]:
-        """Pages of each slot."""
+        """Columns of each slot."""
         ...
 
     def match(self, sequence: Sequence) -> Match: ...
+
+    def num_new(self, num_columns: int, match: Match) -> int: ...
+
+    def num_to_fill(self, sequence: Sequence, num_tokens: int) -> int: ...
 
     def num_releasable(self, sequence: Sequence) -> int: ...
 
@@ -76,10 +96,10 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class Admission:
     sequence: Sequence
-    cached: tuple[int, ...]
-    """Pages to share, in order. All admissions share before anyone allocates, so that none of these is evicted."""
-    num_pages: int
-    """Pages to allocate behind them."""
+    match: Match
+    """Pages to share. All admissions share before anyone allocates, so that none of these is evicted."""
+    num_columns: int
+    """Pages' worth of tokens, those that it shares included."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,8 +111,10 @@ class StepPlan:
     preempt: tuple[Sequence, ...] = ()
     admit: tuple[Admission, ...] = ()
     """In the order of their rank, from the best."""
+    fill: tuple[tuple[Sequence, int], ...] = ()
+    """Prefilling sequences that get pages for so many tokens to come, in sets of layers where they lack them."""
     grow: NDArray[np.intp] = field(default_factory=_no_slots)
-    """Slots of decoding sequences that need pages, rising; a slot stands here once per page."""
+    """Slots of decoding sequences that need pages, rising; a slot stands here once per column."""
     decode: NDArray[np.intp] = field(default_factory=_no_slots)
     """Slots that decode, rising."""
     prefill: tuple[Chunk, ...] = ()

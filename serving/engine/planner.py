@@ -60,7 +60,7 @@ def plan_step(
             drafts_BD=drafts_BD if growth.with_drafts else None,
             catch_up=tuple(chunk for chunk in catch_up if chunk.sequence not in growth.preempt),
         )
-    growth = plan_growth(slots, pages, limits, held_B=held_B)
+    growth = plan_growth(slots, pages, limits, held_B=held_B, prefilling=prefilling)
     gone = set(map(id, growth.preempt))
     running = [sequence for sequence in prefilling if id(sequence) not in gone]
     draft = AdmissionDraft(slots, pages, limits, growth, None if sharing is None else sharing.batch_tiles)
@@ -74,6 +74,7 @@ def plan_step(
         promote=_choose_promoted(waiting, running, limits.patience, step) if num_promoted < limits.max_promoted else (),
         preempt=(*growth.preempt, *draft.preempt.values()),
         admit=tuple(draft.admit),
+        fill=tuple((s, limits.chunk_tokens) for s in running if s.slot in growth.fill and s.slot not in draft.preempt),
         grow=_without(growth.grow, draft.preempt),
         decode=_without(growth.decode, draft.preempt),
         prefill=tuple(draft.prefill),

@@ -5,6 +5,7 @@ Owned by the engine's thread. What the device does is the engine's business; thi
 
 from collections.abc import Iterable
 
+from kv.layer_sets import Reach
 from kv.page_pool import PagePool
 from kv.page_table import PageTable
 from kv.prefix_cache import PrefixCache
@@ -27,14 +28,13 @@ class Roster:
         *,
         num_slots: int,
         pages_per_slot: int,
-        page_size: int,
+        reach: Reach,
         prefix_cache: bool,
-        window: int | None = None,
     ) -> None:
         self._pool = pool
-        self._page_size = page_size
-        self.table = PageTable(num_slots, pages_per_slot)
-        self.pages = SlotPages(pool, PrefixCache(pool, enabled=prefix_cache), self.table, page_size, window)
+        self._reach = reach
+        self.table = PageTable(num_slots, pages_per_slot, reach.num_sets)
+        self.pages = SlotPages(pool, PrefixCache(pool, reach, enabled=prefix_cache), self.table, reach)
         self.settings = SlotSettings(num_slots)
         self.slots = SlotTable(num_slots)
         self.waiting = WaitingQueue()
@@ -52,14 +52,15 @@ class Roster:
 
     @property
     def load(self) -> Load:
+        """A page is counted for all layers, whatever their sets: so it holds as many tokens as it says, or more."""
         return Load(
             num_running=self.slots.num_running,
             num_waiting=self.num_waiting,
             free_slots=self.slots.num_free,
             total_slots=len(self.table.num_pages_B),
-            free_pages=self._pool.num_free,
-            total_pages=self._pool.num_usable,
-            page_size=self._page_size,
+            free_pages=self._pool.num_free // self._reach.num_sets,
+            total_pages=self._pool.num_usable // self._reach.num_sets,
+            page_size=self._reach.page_size,
         )
 
     def get(self, request_id: str) -> Sequence | None:
@@ -75,10 +76,10 @@ class Roster:
             self.waiting.add(sequence)
 
     def trim(self) -> None:
-        """Give back pages of decoding sequences that have fallen out of the window of every layer."""
+        """Give back pages of decoding sequences that have fallen out of the window of their layers."""
         for slot in self.pages.may_trim(self.slots.num_tokens_B).tolist():
             sequence = self.slots.sequences[slot]
-            if sequence is not None and self.slots.decodes_B[slot]:  # chunks see to theirs as they are read
+            if sequence is not None and self._has_answer(sequence):  # chunks see to theirs as they are read
                 self.pages.trim(sequence, len(sequence.token_ids) - 1)
 
     def commit(self, plan: StepPlan, step: int) -> None:
@@ -91,9 +92,11 @@ class Roster:
             self.waiting.remove(admission.sequence)
             self.slots.enter(admission.sequence)
             self.settings.set(admission.sequence.slot, admission.sequence)
-            self.pages.share(admission.sequence, admission.cached)
+            self.pages.share(admission.sequence, admission.match)
         for admission in plan.admit:
-            self.pages.add(admission.sequence, admission.num_pages)
+            self.pages.add(admission.sequence, admission.match, admission.num_columns)
+        for sequence, num_tokens in plan.fill:
+            self.pages.fill(sequence, num_tokens)
         self.pages.grow(plan.grow)
         self.slots.decoded_at_B[plan.decode] = step
         for chunk in plan.catch_up:
@@ -177,8 +180,11 @@ class Roster:
 
     def _leave_slot(self, sequence: Sequence) -> None:
         """Free slot and pages. A step in flight may still write there: it runs before any step that reuses them."""
-        has_answer = self.slots.decodes_B[sequence.slot] and len(sequence.token_ids) > sequence.num_scheduled
-        if has_answer:  # all but the newest token that was read went through a step that was read
+        if self._has_answer(sequence):  # all but the newest token that was read went through a step that was read
             self.pages.publish(sequence, len(sequence.token_ids) - 1)
         self.pages.release(sequence)
         self.slots.leave(sequence)
+
+    def _has_answer(self, sequence: Sequence) -> bool:
+        """It decodes, and the step that completed its prompt has been read."""
+        return bool(self.slots.decodes_B[sequence.slot]) and len(sequence.token_ids) > sequence.num_scheduled

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kv.backends import PagedAttention
 from kv.cache import KVCache
+from kv.layer_sets import WHOLE, LayerSets, Windows
 from kv.paged_attention import PagedView, TileGroup, paged_attention, step_attention
 from model.adapters import StepAdapters
 from model.config import ModelConfig
@@ -57,6 +58,8 @@ class StepSpec:
     adapter_rank: int = 0
     """Of each adapter; 0 where there are none."""
     seams: Seams = ONE_DEVICE
+    sets: LayerSets | None = None
+    """Of the served model's layers, where they do not have all pages in common."""
     vocab_axes: tuple[str, ...] = ()
     """Axes of the mesh over which logits are split."""
 
@@ -69,8 +72,22 @@ class StepSpec:
         """Of what every device holds."""
         return NamedSharding(self.mesh, PartitionSpec())
 
+    @property
+    def windows(self) -> Windows:
+        """Of each set of layers, as pages are kept for it: a draft model may come late and read what lies before a
+        window."""
+        if self.draft is not None:
+            return WHOLE
+        return (self.config.window,) if self.sets is None else self.sets.windows
+
     def layout(self, shape: StepShape) -> BatchLayout:
-        return BatchLayout(shape, self.pages_per_slot, self.tile_tokens, has_adapters=self.adapter_rank > 0)
+        return BatchLayout(
+            shape,
+            self.pages_per_slot,
+            self.tile_tokens,
+            has_adapters=self.adapter_rank > 0,
+            num_sets=1 if self.sets is None else len(self.sets.windows),
+        )
 
 
 def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any = None) -> StepFn:
@@ -100,6 +117,7 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
         fields_FR, pages_RJ, tile_rows_S1, tokens_SQ, positions_SQ, next_SQ, drafts_RD, *numbers_R1 = layout.split(
             packed
         )
+        rows_of_pages = pages_RJ if spec.sets is None else pages_RJ.reshape(layout.num_sets, shape.rows, -1)
         slot_R, position_R, sample_at_R, num_trips_R = fields_FR[:4]
         rows, stops_RK = row_sampling(fields_FR, masks_RW, spec.vocab_shards), fields_FR[-STOPS:].T
 
@@ -118,13 +136,13 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
             is_alive_R = (position_R < 0) | (state.newest_R != ENDED)  # a row that prefills starts anew
             is_sampled_R = (i < num_trips_R) & is_alive_R
             at_R = jnp.where(is_sampled_R & (position_R >= 0), position_R + i, NOTHING)
-            groups = [TileGroup(pages_RJ, at_R[:, None])]
+            groups = [TileGroup(rows_of_pages, at_R[:, None])]
             tokens_T, positions_T = jnp.maximum(state.newest_R, 0), at_R
             if shape.tiles:
-                groups.append(TileGroup(pages_RJ[tile_rows_S1[:, 0]], positions_SQ))
+                groups.append(TileGroup(_of_tiles(rows_of_pages, tile_rows_S1[:, 0]), positions_SQ))
                 tokens_T = jnp.concatenate([tokens_T, tokens_SQ.reshape(-1)])
                 positions_T = jnp.concatenate([positions_T, positions_SQ.reshape(-1)])
-            attend = step_attention(PagedView(tuple(groups)), spec.attention, is_staged=is_staged)
+            attend = step_attention(PagedView(tuple(groups), spec.sets), spec.attention, is_staged=is_staged)
             rows_R = jnp.maximum(sample_at_R, 0)
             x_TD, cache = decoder.hidden(tokens_T, jnp.maximum(positions_T, 0), attend, state.cache, adapted())
             logits_RV = decoder.logits(x_TD[rows_R])
@@ -146,7 +164,8 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
             known_RQ = jnp.concatenate([state.newest_R[:, None], drafts_RD], axis=1)
             R, Q = known_RQ.shape
             at_RQ = jnp.where(is_sampled_R[:, None] & (known_RQ >= 0), position_R[:, None] + jnp.arange(Q), NOTHING)
-            attend = step_attention(PagedView((TileGroup(pages_RJ, at_RQ),)), spec.attention, is_staged=is_staged)
+            view = PagedView((TileGroup(rows_of_pages, at_RQ),), spec.sets)
+            attend = step_attention(view, spec.attention, is_staged=is_staged)
             tokens_T, positions_T = jnp.maximum(known_RQ, 0).reshape(-1), jnp.maximum(at_RQ, 0).reshape(-1)
             x_TD, cache = decoder.hidden(tokens_T, positions_T, attend, state.cache, adapted(Q))
             logits_TV = decoder.logits(x_TD)
@@ -182,6 +201,11 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
         return tokens_RI, told, state.cache, last_token_B.at[slot_R].set(state.newest_R), slots, draft_cache
 
     return serving_step
+
+
+def _of_tiles(pages: jax.Array, rows_S: jax.Array) -> jax.Array:
+    """Page rows of tiles, [S, J], or of each set [W, S, J], as `pages` are those of rows."""
+    return pages[rows_S] if pages.ndim == 2 else pages[:, rows_S]
 
 
 def _prompts(decoder: Decoder, x_TD: jax.Array, next_SQ: jax.Array) -> PromptLogprobs:

@@ -8,7 +8,7 @@ from jax import export
 
 from kv import gpu_attention
 from kv.paged_attention import PagedView, paged_attention
-from tests.pages import H, assert_same_pages, one_device, random_caches, random_step
+from tests.pages import H, assert_same_pages, in_sets, one_device, random_caches, random_step
 
 pytestmark = pytest.mark.slow
 TRITON = "__gpu$xla.gpu.triton"
@@ -28,15 +28,14 @@ def test_equals_the_xla_form(monkeypatch, dtype, heads, kv_heads, window, softca
     cache, reference = random_caches(rng, dtype, num_pages, kv_heads, 16)
     T = sum(group.positions_SQ.size for group in groups)
     q, k, v = (jnp.asarray(rng.standard_normal((T, n, H)), jnp.float32) for n in (heads, kv_heads, kv_heads))
-    layer, window = jnp.int32(1), None if window is None else jnp.int32(window)
+    window = None if window is None else jnp.int32(window)
 
-    def run(attend, cache):
+    def run(attend, cache, layer):
         step = jax.jit(lambda q, k, v, cache: attend(q, k, v, cache, layer, window=window, softcap=softcap))
         return step(q, k, v, cache)
 
-    view = PagedView(groups)
-    out, stored = run(gpu_attention.gpu_attention(view, one_device(), interpret=True), cache)
-    expected, also_stored = run(paged_attention(view), reference)
+    out, stored = run(gpu_attention.gpu_attention(in_sets(groups), one_device(), interpret=True), cache, jnp.int32(3))
+    expected, also_stored = run(paged_attention(PagedView(groups)), reference, jnp.int32(1))
     np.testing.assert_allclose(out, expected, atol=2e-6)
     assert_same_pages(stored, also_stored)
 

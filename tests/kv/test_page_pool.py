@@ -1,5 +1,6 @@
 """Every page is free or owned, whatever happens."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,19 +62,41 @@ def test_a_page_table_row_lists_its_pages_in_order_with_the_null_page_before_and
     table, expected, next_page = PageTable(num_slots=3, pages_per_slot=6), {0: [], 1: [], 2: []}, 1
     for slot, count, to_trim in history:
         if len(expected[slot]) + count > table.pages_per_slot:
-            assert table.clear(slot) == held(expected[slot])
+            assert table.clear(slot) == [held(expected[slot])]
             expected[slot] = []
         pages = list(range(next_page, next_page + count))
         next_page += count
-        table.append(slot, pages)
+        table.append(slot, count)
+        table.fill(slot, pages)
+        table.check_integrity([6])
         expected[slot] += pages
-        if table.num_trimmed_B[slot] <= to_trim <= len(expected[slot]):
+        if table.num_trimmed_WB[0, slot] <= to_trim <= len(expected[slot]):
             assert table.trim(slot, to_trim) == held(expected[slot][:to_trim])
             expected[slot][:to_trim] = [NULL_PAGE] * to_trim
     for slot, pages in expected.items():
         assert table.pages(slot) == held(pages) and table.num_pages_B[slot] == len(pages)
-        assert table.page_indices_BJ[slot].tolist() == pages + [NULL_PAGE] * (6 - len(pages))
+        assert table.page_indices_WBJ[0, slot].tolist() == pages + [NULL_PAGE] * (6 - len(pages))
     assert sorted(table.held_pages()) == sorted(held([page for pages in expected.values() for page in pages]))
+
+
+def test_each_set_has_rows_of_its_own_which_get_their_pages_in_time():
+    table = PageTable(num_slots=2, pages_per_slot=6, num_sets=3)
+    table.append(1, 4)
+    table.skip(1, 1, of_set=2)
+    for of_set, pages in enumerate(([1, 2, 3, 4], [5, 6], [7])):
+        table.fill(1, pages, of_set)
+    table.check_integrity([4, 2, 1])
+    assert table.page_indices_WBJ[:, 1].tolist() == [[1, 2, 3, 4, 0, 0], [5, 6, 0, 0, 0, 0], [0, 7, 0, 0, 0, 0]]
+    assert table.trim(1, 1, of_set=1) == [5]
+    table.fill(1, [8, 9], of_set=1)
+    table.fill(1, [10, 11], of_set=2)
+    table.append_each(np.array([1, 1]), [12, 13, 14, 15, 16, 17])
+    rows = [[1, 2, 3, 4, 12, 13], [0, 6, 8, 9, 14, 15], [0, 7, 10, 11, 16, 17]]
+    assert table.page_indices_WBJ[:, 1].tolist() == rows
+    table.check_integrity([6, 5, 5])
+    with pytest.raises(AssertionError, match="beyond its window"):
+        table.check_integrity([6, 4, 5])
+    assert table.clear(1) == [held(row) for row in rows] and table.held_pages() == []
 
 
 def held(pages):

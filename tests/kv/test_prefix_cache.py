@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv.layer_sets import Reach
 from kv.page_keys import PageKeys
 from kv.page_pool import PagePool
-from kv.prefix_cache import PrefixCache
+from kv.prefix_cache import NONE_FOUND, PrefixCache
 
 SIZE = 2
 NUM_PAGES = 9
@@ -17,7 +18,7 @@ class Cached:
 
     def __init__(self, num_pages=NUM_PAGES):
         self.pool = PagePool(num_pages + 1)
-        self.cache = PrefixCache(self.pool)
+        self.cache = PrefixCache(self.pool, Reach((None,), SIZE, 0))
         self.content = {}
 
     def run(self, tokens, salt=""):
@@ -25,7 +26,7 @@ class Cached:
         None when there are not enough pages."""
         count = len(tokens) // SIZE
         keys = PageKeys(SIZE, salt).first(tokens, count)
-        found = self.cache.match(keys)
+        found = self.cache.match(keys).all_pages
         self.check_found(found, tokens, salt)
         if count - len(found) + self.pool.count_idle(found) > self.pool.num_free:
             return None
@@ -69,7 +70,8 @@ def test_free_pages_go_first_then_the_end_of_the_text_used_longest_ago():
     cached.pool.allocate(2)
     assert cached.cache.num_pages == 4
     cached.pool.allocate(1)
-    assert [cached.cache.match(PageKeys(SIZE).first(t, 2)) for t in ([1, 1, 1, 2], [2, 1, 2, 2])] == [(1, 2), (3,)]
+    found = [cached.cache.match(PageKeys(SIZE).first(t, 2)) for t in ([1, 1, 1, 2], [2, 1, 2, 2])]
+    assert [one.pages for one in found] == [((1, 2),), ((3,),)]
     cached.cache.check_integrity()
 
 
@@ -88,12 +90,12 @@ def test_the_same_tokens_at_another_place_are_another_page():
 
 def test_a_cache_that_is_off_finds_nothing_and_keeps_nothing():
     pool = PagePool(5)
-    cache = PrefixCache(pool, enabled=False)
+    cache = PrefixCache(pool, Reach((None,), SIZE, 0), enabled=False)
     keys = PageKeys(SIZE).first([1, 2], 1)
     pages = pool.allocate(1)
     cache.publish(keys, pages)
     pool.release(pages)
-    assert cache.match(keys) == () and pool.num_idle == 0
+    assert cache.match(keys) == NONE_FOUND and pool.num_idle == 0
 
 
 def test_clear_forgets_held_and_idle_pages():
@@ -142,3 +144,35 @@ def test_any_history_finds_the_most_and_only_what_was_written(history):
             running.append(started[0])
         cached.pool.check_integrity([page for pages in running for page in pages])
         cached.cache.check_integrity()
+
+
+@given(
+    st.lists(st.sampled_from([None, 1, 3, 6]), min_size=1, max_size=3),
+    st.integers(0, 8),
+    st.sets(st.tuples(st.integers(0, 2), st.integers(0, 7))),
+)
+def test_layers_with_a_window_need_the_end_of_a_beginning_only(windows, count, missing):
+    """Any pages may be missing: found is the longest beginning of which every set has what the next token sees."""
+    pool = PagePool(1 + 8 * len(windows))
+    cache = PrefixCache(pool, Reach(tuple(windows), SIZE, 0))
+    keys = PageKeys(SIZE).first(range(8 * SIZE), 8)
+    pages = [pool.allocate(8) for _ in windows]
+    for of_set, own in enumerate(pages):
+        columns = [column for column in range(8) if (of_set, column) not in missing]
+        cache.publish([keys[column] for column in columns], [own[column] for column in columns], of_set)
+
+    def seen(window, length):
+        """Columns that the token behind `length` columns sees."""
+        first = 0 if window is None else max(length * SIZE - window + 1, 0)
+        return {position // SIZE for position in range(first, length * SIZE)}
+
+    def is_there(length):
+        return all((s, column) not in missing for s, window in enumerate(windows) for column in seen(window, length))
+
+    found = cache.match(keys[:count])
+    assert found.num_columns == max(length for length in range(count + 1) if is_there(length))
+    expected = [
+        tuple(own[c] for c in sorted(seen(w, found.num_columns))) for own, w in zip(pages, windows, strict=True)
+    ]
+    assert found.pages == (tuple(expected) if found.num_columns else ())
+    cache.check_integrity()

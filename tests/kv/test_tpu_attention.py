@@ -12,7 +12,7 @@ from kv import tpu_copies, tpu_limits
 from kv.paged_attention import PagedView, TileGroup, paged_attention
 from kv.tpu_attention import tpu_attention
 from kv.tpu_copies import TileCopies
-from tests.pages import H, Q, assert_same_pages, one_device, random_caches, random_step
+from tests.pages import H, Q, assert_same_pages, in_sets, one_device, random_caches, random_step
 
 pytestmark = pytest.mark.slow
 # memory that nobody wrote is NaN; a copy is made when it is started, so that one that is not awaited is seen, too
@@ -32,8 +32,8 @@ def both_forms(softcap, cores=1):
     watched = replace(WATCHED, num_cores_or_threads=cores)
 
     def kernel(q, k, v, cache, groups, window):
-        attend = tpu_attention(PagedView(groups), one_device(cores), watched)
-        return attend(q, k, v, cache, jnp.int32(1), window=window, softcap=softcap)
+        attend = tpu_attention(in_sets(groups), one_device(cores), watched)
+        return attend(q, k, v, cache, jnp.int32(3), window=window, softcap=softcap)
 
     def xla(q, k, v, cache, groups, window):
         return paged_attention(PagedView(groups))(q, k, v, cache, jnp.int32(1), window=window, softcap=softcap)

@@ -13,6 +13,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
+from serving.engine.batch import StepShape
 from serving.engine.step_program import compile_step
 from tpu_configs.budget import StepBudget
 from tpu_configs.catalog import FOLDER, deployment, deployments
@@ -28,10 +29,6 @@ class Lowered:
 
     def compiled(self, jitted, args, *described):
         return jitted.lower(*args)
-
-
-def shapes(ahead):
-    return [shape for shape in ahead.shapes if not shape.tiles and shape.rows in ROWS]
 
 
 def digest(ahead, shape):
@@ -70,7 +67,7 @@ def record(ahead, step):
 def compile_records(name, rows=ROWS):
     """Those of a deployment, by rows."""
     ahead = Ahead.of(deployment(name))
-    steps = compile_steps(ahead, [shape for shape in shapes(ahead) if shape.rows in rows], lambda _: None)
+    steps = compile_steps(ahead, [StepShape(0, count) for count in rows], lambda _: None)
     return {str(step.shape.rows): record(ahead, step) for step in steps}
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from serving.engine.batch import StepShape
 from tests.tpu_configs import records
 from tpu_configs.catalog import deployment, deployments
 from tpu_configs.chip import GIB
@@ -25,7 +26,7 @@ MOST_COMPILED = 2  # of programs that have changed: each takes half a minute
 
 def is_lowered_alike(name):
     ahead = records.Ahead.of(deployment(name))
-    shape = records.shapes(ahead)[-1]
+    shape = StepShape(0, records.ROWS[-1])
     return records.saved()["steps"][name][str(shape.rows)]["digest"] == records.digest(ahead, shape)
 
 

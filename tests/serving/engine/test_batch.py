@@ -70,8 +70,9 @@ def test_the_packed_vector_holds_the_plan():
     for s in (chunk, other, decode):
         slots.enter(s)
         settings.set(s.slot, s)
-    table.append(0, [4, 5, 6])
-    table.append(2, [8])
+    for slot, row in ((0, [4, 5, 6]), (2, [8])):
+        table.append(slot, len(row))
+        table.fill(slot, row)
     layout = BatchLayout(StepShape(tiles=2, rows=4), pages_per_slot=3, tile_tokens=TILE, has_adapters=True)
     plan = StepPlan(decode=np.array([2]), prefill=(Chunk(chunk, 4, 6),), num_trips=8)
     packed = build_batch(plan, layout, table, slots, settings)

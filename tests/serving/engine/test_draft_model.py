@@ -200,8 +200,9 @@ def test_what_was_not_read_is_read_in_order_within_the_limit(lengths, max_tiles)
 
 def test_chunks_are_packed_in_tiles_of_one_sequence():
     table = PageTable(2, 4)
-    table.append(0, [5, 6])
-    table.append(1, [7])
+    for slot, row in enumerate(([5, 6], [7])):
+        table.append(slot, len(row))
+        table.fill(slot, row)
     one, other = sequence(40), sequence(9)
     one.slot, other.slot = 0, 1
     _, chunks = ModelDrafter(8).get_ready([one, other])

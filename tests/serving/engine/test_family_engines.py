@@ -13,7 +13,8 @@ from tests.engines import MIXTRAL, PAGE_SIZE, request, run, tiny_engine, tiny_pa
 pytestmark = pytest.mark.slow
 WINDOW = 10
 GEMMA = ModelConfig.tiny(
-    windows=(WINDOW, None), local_rope_theta=500.0, rope_scaling=LinearScaling(2.0), attention_softcap=2.0,
+    num_layers=13, windows=(*[*[WINDOW] * 5, None] * 2, WINDOW), local_rope_theta=500.0,
+    rope_scaling=LinearScaling(2.0), attention_softcap=2.0,
     logits_softcap=3.0, query_scale=20.0, qk_norm=True, qkv_bias=True, sandwich_norms=True, norm_offset=1.0,
     scale_embeddings=True, activation="gelu_tanh", tie_embeddings=False,
 )  # fmt: skip
@@ -58,6 +59,30 @@ def test_however_it_is_served_the_answers_are_those_of_dense_attention(model, ex
     warm = tiny_engine(model=model)
     assert [run(warm, REQUESTS) for _ in range(2)] == [expected, expected]
     assert warm.stats.prefix_cache_hits > 0
+
+
+def texts(lengths, max_tokens):
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return [request(n, [(7 * n + 3 * i) % V for i in range(n)], sampling) for n in lengths]
+
+
+def test_contexts_of_many_windows_are_cold_as_they_are_warm():
+    """At page borders. Layers with a window have a few pages only, and of a cached beginning its last ones."""
+    requests = texts([*range(129, 134)], 16)
+    expected = run(tiny_engine(model=GEMMA, prefix_cache=False), requests)
+    warm = tiny_engine(model=GEMMA, max_tiles=1)
+    for asked in requests:
+        for num_cached in (0, (len(asked.token_ids) - 1) // PAGE_SIZE * PAGE_SIZE):
+            before = warm.stats.prefix_cache_hits
+            assert run(warm, [asked])[asked.request_id] == expected[asked.request_id]
+            assert warm.stats.prefix_cache_hits - before == num_cached
+
+
+def test_preempted_equals_undisturbed_where_layers_have_pages_of_their_own():
+    requests = texts(range(57, 64), 40)
+    undisturbed, crowded = (tiny_engine(model=GEMMA, num_pages=n, max_tiles=1, growth_tokens=0) for n in (128, 23))
+    assert run(crowded, requests) == run(undisturbed, requests)
+    assert crowded.stats.num_preemptions > 0 == undisturbed.stats.num_preemptions
 
 
 def test_a_follow_up_turn_finds_what_was_given_back():

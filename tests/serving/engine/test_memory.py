@@ -19,6 +19,13 @@ def test_pages_get_what_is_left():
     assert budget.lines()[3] == "KV pages                  450 MiB  449 pages of 16: 7,184 tokens"
 
 
+def test_pages_of_sets_of_layers_hold_tokens_together():
+    budget = plan_memory(1_000 * MIB, dataclasses.replace(NEEDS, num_sets=7), page_size=16)
+    assert budget.lines()[3].endswith(
+        "449 pages of 16: 1,024 tokens for 7 sets of layers, and more beyond their windows"
+    )
+
+
 def test_a_draft_model_and_adapters_have_lines_of_their_own():
     needs = dataclasses.replace(NEEDS, draft_weights=50 * MIB, adapters=8 * MIB)
     budget = plan_memory(1_000 * MIB, needs, page_size=16)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,11 @@ from tests.flags import virtual_devices
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
-DENSE = ["tensor=8", "data=2,stage=2,tensor=2"]
+DENSE = ["tensor=8"]
+WINDOWED = ["data=2,stage=2,tensor=2"]
 EXPERTS = ["data=2,expert=2,tensor=2", "stage=2,expert=4"]
+IN_SETS = replace(CONFIG, num_layers=4, windows=(10, None) * 2)
+"""In every stage, some layers have pages of their own."""
 DRAWN = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=7, max_tokens=12, frequency_penalty=0.5, logprobs=3)
 REQUESTS = [
     request(f"r{i}", [3 + i, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5][: 4 + 3 * i], sampling)
@@ -34,12 +38,12 @@ from sharding.mesh import make_mesh
 from sharding.spec import MeshSpec
 from tests.engines import CONFIG, MIXTRAL, _programs, run, tiny_engine
 from tests.sampler import rows
-from tests.serving.engine.test_meshes import DENSE, EXPERTS, REQUESTS
+from tests.serving.engine.test_meshes import DENSE, EXPERTS, IN_SETS, REQUESTS, WINDOWED
 
 build.step_shapes = lambda *sizes: (StepShape(0, 2), StepShape(1, 2))  # two programs are enough, and long to compile
 told = {
     mesh: {name: tokens for name, (tokens, _) in run(tiny_engine(model=model, mesh=mesh), REQUESTS).items()}
-    for model, meshes in ((CONFIG, DENSE), (MIXTRAL, EXPERTS)) for mesh in meshes
+    for model, meshes in ((CONFIG, DENSE), (IN_SETS, WINDOWED), (MIXTRAL, EXPERTS)) for mesh in meshes
 }
 told["counts"] = _programs(CONFIG, "tensor=8", None, None)._slots.counts_BV.addressable_shards[0].data.shape[1]
 
@@ -74,6 +78,10 @@ def test_dense(told):
     alone = _alone(CONFIG)
     assert all(len(tokens) == 12 for tokens in alone.values())
     assert [told[mesh] for mesh in DENSE] == [alone] * len(DENSE)
+
+
+def test_layers_with_pages_of_their_own(told):
+    assert [told[mesh] for mesh in WINDOWED] == [_alone(IN_SETS)] * len(WINDOWED)
 
 
 def test_experts(told):

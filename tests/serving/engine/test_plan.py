@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kv.page_keys import PageKeys
 from kv.page_table import pages_for
+from kv.prefix_cache import Beginning
 from serving.engine.api import EngineRequest
 from serving.engine.pages import Match
 from serving.engine.plan import Chunk, Limits
@@ -28,6 +29,9 @@ class World:
         self.slots = SlotTable(num_slots)
         self.num_pages_B = np.zeros(num_slots, np.int32)
         self.num_free = num_free
+        self.num_sets = 1
+        self.lacking = {}
+        """Pages that prefilling sequences have yet to get for their next chunk, by slot."""
         self.cached = cached or {}
         self.waiting = []
         self._arrivals = 0
@@ -59,10 +63,17 @@ class World:
 
     def match(self, sequence):
         count, num_idle = self.cached.get(sequence.num_prompt, (0, 0))
-        return Match(tuple(range(1, count + 1)), num_idle)
+        return Match(Beginning(count, (tuple(range(1, count + 1)),)), num_idle)
+
+    def num_new(self, num_columns, match):
+        return self.num_sets * (num_columns - match.num_columns)
+
+    def num_to_fill(self, sequence, num_tokens):
+        assert num_tokens == LIMITS.chunk_tokens and not self.slots.decodes_B[sequence.slot]
+        return self.lacking.get(sequence.slot, 0)
 
     def num_releasable(self, sequence):
-        return int(self.num_pages_B[sequence.slot])
+        return self.num_sets * int(self.num_pages_B[sequence.slot])
 
     def plan(self, step=0, num_promoted=0, limits=LIMITS, trip_s=0.001, drafts=None, catch_up=(), costs=None):
         return plan_step(self.waiting, self.slots, self, limits, step, num_promoted, trip_s, drafts, catch_up, costs)
@@ -86,7 +97,7 @@ def test_decodes_and_a_new_prompt_share_the_step():
     new = world.wait(10)
     plan = world.plan()
     assert plan.decode.tolist() == [old.slot, older.slot]
-    assert [(a.sequence, a.num_pages) for a in plan.admit] == [(new, 3)]
+    assert [(a.sequence, a.num_columns) for a in plan.admit] == [(new, 3)]
     assert chunks(plan) == [(new, 0, 10)] and plan.prefill[0].is_last
 
 
@@ -103,7 +114,7 @@ def test_a_cached_beginning_is_shared_and_prefill_starts_behind_it():
     world = World(10, cached={10: (2, 1)})
     world.wait(10)
     plan = world.plan()
-    assert [(a.cached, a.num_pages) for a in plan.admit] == [((1, 2), 1)]
+    assert [(a.match.beginning.pages, a.num_columns) for a in plan.admit] == [(((1, 2),), 3)]
     assert [(c.start, c.length, c.is_last) for c in plan.prefill] == [(8, 2, True)]
 
 
@@ -281,13 +292,17 @@ def test_one_trip_when_somebody_waits_or_prefills_or_must_be_looked_at():
 def worlds(draw):
     """Any state that the engine can reach, roughly: running sequences in all phases and a queue."""
     world = World(draw(st.integers(0, 40)), num_slots=8)
+    world.num_sets = draw(st.sampled_from([1, 1, 3]))
     priorities = st.sampled_from(Priority)
     for _ in range(draw(st.integers(0, 8))):
         tokens, priority = draw(st.integers(2, 60)), draw(priorities)
         if draw(st.booleans()):
             world.decode(tokens, pages_for(tokens - 1, 4), draw(st.integers(1, 3)), priority=priority)
         else:
-            world.prefill(tokens, draw(st.integers(0, tokens - 1)), pages_for(tokens + 1, 4), priority=priority)
+            done = draw(st.integers(0, tokens - 1))
+            sequence = world.prefill(tokens, done, pages_for(tokens + 1, 4), priority=priority)
+            if lacking := draw(st.sampled_from([0, 0, 2])):
+                world.lacking[sequence.slot] = lacking
     for _ in range(draw(st.integers(0, 6))):
         world.wait(draw(st.integers(1, 60)), priority=draw(priorities)).num_pending = draw(st.sampled_from([0, 0, 1]))
     return world
@@ -307,7 +322,11 @@ def test_a_plan_never_promises_what_is_not_there(world, step, num_promoted, limi
     plan = world.plan(step, num_promoted, limits)
     assert state_of(world) == before, "the planner changed something"
     given_back = sum(world.num_releasable(s) for s in plan.preempt)
-    assert len(plan.grow) + sum(a.num_pages for a in plan.admit) <= world.num_free + given_back
+    filled = sum(world.lacking[s.slot] for s, _ in plan.fill)
+    columns = len(plan.grow) + sum(a.num_columns - a.match.num_columns for a in plan.admit)
+    assert filled + world.num_sets * columns <= world.num_free + given_back
+    prefilling = [s for s in world.slots.prefilling() if s not in plan.preempt]
+    assert {s.slot for s, _ in plan.fill} == {s.slot for s in prefilling if s.slot in world.lacking}
     assert len(plan.admit) <= world.slots.num_free + len(plan.preempt)
     assert sum(pages_for(c.length, LIMITS.tile_tokens) for c in plan.prefill) <= LIMITS.max_tiles
 
