@@ -20,6 +20,7 @@ from serving.engine.penalties import penalise
 from serving.engine.slot_state import SlotState
 
 LANES = 128  # tokens per block of a draw
+MOST_ROWS = 128  # of which more than an argmax is asked at once: for 256 a TPU's compiler takes twice as long
 
 
 @jax.tree_util.register_dataclass
@@ -79,16 +80,24 @@ def sample(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> tuple[j
         return _greedy(logits_RV), no_logprobs(num_rows)
 
     def careful() -> tuple[jax.Array, RowLogprobs]:
-        edited_RV = jax.lax.cond(rows.is_edited, lambda: _edit(logits_RV, rows, state), lambda: logits_RV)
-        chosen_R = _choose(_mask(edited_RV, rows), rows)
-        return chosen_R, jax.lax.cond(
-            jnp.any(rows.logprobs_R),
-            lambda: row_logprobs(logits_RV, chosen_R, rows.vocab_shards),
-            lambda: no_logprobs(num_rows),
-        )
+        if num_rows <= MOST_ROWS or num_rows % MOST_ROWS:
+            return _sample_carefully(logits_RV, rows, state)
+        blocks = jax.tree.map(lambda leaf: leaf.reshape(-1, MOST_ROWS, *leaf.shape[1:]), (logits_RV, rows))
+        told = jax.lax.map(lambda block: _sample_carefully(block[0], block[1], state), blocks)
+        return jax.tree.map(lambda leaf: leaf.reshape(num_rows, *leaf.shape[2:]), told)
 
     is_plain = ~(rows.is_edited | rows.is_masked | jnp.any((rows.temperature_R > 0) | rows.logprobs_R))
     return jax.lax.cond(is_plain, plain, careful)
+
+
+def _sample_carefully(logits_RV: jax.Array, rows: RowSampling, state: SlotState) -> tuple[jax.Array, RowLogprobs]:
+    edited_RV = jax.lax.cond(rows.is_edited, lambda: _edit(logits_RV, rows, state), lambda: logits_RV)
+    chosen_R = _choose(_mask(edited_RV, rows), rows)
+    return chosen_R, jax.lax.cond(
+        jnp.any(rows.logprobs_R),
+        lambda: row_logprobs(logits_RV, chosen_R, rows.vocab_shards),
+        lambda: no_logprobs(logits_RV.shape[0]),
+    )
 
 
 def _greedy(logits_RV: jax.Array) -> jax.Array:

@@ -1,13 +1,16 @@
 """The device sampler draws from the distribution that its parameters describe, computed here in numpy by sorting."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serving.engine.sampling import RowSampling, draw_from_all
-from tests.sampler import CHI_SQUARE_LIMIT, DRAWS, VOCAB, assert_follows, draw, rows
+from serving.engine.sampling import MOST_ROWS, RowSampling, draw_from_all
+from serving.engine.slot_state import empty_slots
+from serving.request import SamplingParams
+from tests.sampler import CHI_SQUARE_LIMIT, DRAWS, VOCAB, assert_follows, draw, rows, sample_all
 
 
 def expected_probabilities(logits, temperature, top_k, top_p, min_p):
@@ -93,3 +96,15 @@ def test_a_draw_depends_on_seed_and_position_alone():
     assert np.asarray(batch).tolist() == [alone] * 7
     spread = {int(draw(logits, rows(1, seed=s, position=5))[0]) for s in range(30)}
     assert len(spread) > 5
+
+
+def test_very_many_rows_say_what_a_part_of_them_says():
+    """They are looked at block after block."""
+    logits_RV = jnp.asarray(np.random.default_rng(1).standard_normal((2 * MOST_ROWS, VOCAB)), jnp.float32)
+    asked = rows(2 * MOST_ROWS, temperature=0.9, top_k=9, params=SamplingParams(logprobs=2))
+    state = empty_slots(1, VOCAB)
+    part = slice(MOST_ROWS - 3, MOST_ROWS + 4)
+    told = sample_all(logits_RV, asked, state)
+    expected = sample_all(*jax.tree.map(lambda leaf: leaf[part], (logits_RV, asked)), state)
+    for all_of_it, of_part in zip(jax.tree.leaves(told), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(all_of_it[part], of_part, rtol=1e-6)
