@@ -150,7 +150,8 @@ def make_programs(
     def temporaries() -> int:
         progress("compiling the largest step, to see what memory it needs")
         # Over the pages that were asked for it is a program that will run, and may be kept already.
-        return _temporaries(over(config.num_pages or spec.pages_per_slot, lambda pages: pages), shapes)
+        num_pages = (config.num_pages or spec.pages_per_slot) * len(spec.windows)
+        return _temporaries(over(num_pages, lambda pages: pages), shapes)
 
     adapter_bytes = 0 if adapters is None else adapters.num_bytes
     programs = over(_num_pages(config, model, draft, adapter_bytes, spec, temporaries, progress), make_cache)
