@@ -15,7 +15,6 @@ from serving.engine.pages import Match
 from serving.engine.plan import Admission, Chunk, Limits, PageReader
 from serving.engine.sequence import BANDS, BATCH, INTERACTIVE, Sequence
 from serving.engine.slots import SlotTable
-from serving.request import Priority
 
 
 class AdmissionDraft:
@@ -118,15 +117,14 @@ class AdmissionDraft:
         return self._pages.num_sets * max(pages_for(ahead, self._limits.page_size) - num_columns, 0)
 
     def _tiles_for(self, sequence: Sequence) -> int:
-        is_batch = sequence.request.priority is Priority.BATCH
-        return min(self._num_tiles, self._num_batch_tiles) if is_batch else self._num_tiles
+        return min(self._num_tiles, self._num_batch_tiles) if sequence.is_patient else self._num_tiles
 
     def _add_chunk(self, sequence: Sequence, start: int) -> None:
         tile = self._limits.tile_tokens
         length = min(len(sequence.token_ids) - start, self._tiles_for(sequence) * tile)
         num_tiles = pages_for(length, tile)
         self._num_tiles -= num_tiles
-        if sequence.request.priority is Priority.BATCH:
+        if sequence.is_patient:
             self._num_batch_tiles -= num_tiles
         self.prefill.append(Chunk(sequence, start, length))
 

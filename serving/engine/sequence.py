@@ -78,7 +78,7 @@ class Sequence:
         self.request_id = self.request.request_id
         self.num_prompt = len(self.request.token_ids)
         self.max_len = self.num_prompt + self.max_tokens
-        self.band = BATCH if self.request.priority is Priority.BATCH else INTERACTIVE
+        self.band = BATCH if self.is_patient else INTERACTIVE
 
     def take(self, tokens: Iterable[int]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Append tokens up to one with which the answer ends; returns those, and why it ends."""
@@ -111,8 +111,13 @@ class Sequence:
         return self.num_prompt_told if self.wants_prompt_logprobs else len(self.token_ids) - 1
 
     @property
+    def is_patient(self) -> bool:
+        """It was asked for as batch work, whatever its band is by now."""
+        return self.request.priority is Priority.BATCH
+
+    @property
     def is_promoted(self) -> bool:
-        return self.band == INTERACTIVE and self.request.priority is Priority.BATCH
+        return self.band == INTERACTIVE and self.is_patient
 
 
 def rank(sequence: Sequence) -> tuple[int, int]:

@@ -27,7 +27,6 @@ from kv.page_table import pages_for
 from serving.engine.plan import Limits
 from serving.engine.sequence import INTERACTIVE, Sequence
 from serving.engine.slots import SlotTable
-from serving.request import Priority
 
 
 class Costs(Protocol):
@@ -104,12 +103,12 @@ def _first_tiles(waiting: Items[Sequence], slots: SlotTable, people_B: NDArray[n
 def _has_batch_prompt(waiting: Items[Sequence], slots: SlotTable) -> bool:
     """The first that waits may be promoted; those of the batch band are last."""
     prefilling_B = slots.unfinished_B & slots.patient_B & ~slots.decodes_B
-    return bool(prefilling_B.any()) or any(s.request.priority is Priority.BATCH for s in (*waiting[:1], *waiting[-1:]))
+    return bool(prefilling_B.any()) or any(sequence.is_patient for sequence in (*waiting[:1], *waiting[-1:]))
 
 
 def _people(waiting: Items[Sequence]) -> Iterator[Sequence]:
     for sequence in waiting:
         if sequence.band != INTERACTIVE:
             return
-        if sequence.request.priority is not Priority.BATCH:
+        if not sequence.is_patient:
             yield sequence

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.engine.sequence import BATCH, NO_SLOT, Sequence, rank
-from serving.request import Priority
 
 STOPS = 4  # stop ids per slot that are compared for all slots at once; EOS and few more
 NO_TOKEN = -1
@@ -102,7 +101,7 @@ class SlotTable:
         self.num_tokens_B[slot] = len(sequence.token_ids)
         self.max_len_B[slot] = sequence.max_len
         self.batch_B[slot] = sequence.band == BATCH
-        self.patient_B[slot] = sequence.request.priority is Priority.BATCH
+        self.patient_B[slot] = sequence.is_patient
         self.decoded_at_B[slot] = 0
         self.logprobs_B[slot] = sequence.request.sampling.logprobs is not None
         self.grammar_B[slot] = sequence.request.matcher is not None
