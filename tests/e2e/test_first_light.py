@@ -14,14 +14,14 @@ STORY = [{"role": "user", "content": "Tell me a short story about a lighthouse k
 
 def plain(server, messages, **params):
     answer = server.client.chat.completions.create(
-        model=server.model, messages=messages, temperature=0, **{"max_tokens": 60, **params}
+        model=server.model, messages=messages, temperature=0, **{"max_tokens": 40, **params}
     )
     return answer.choices[0].message.content, answer.choices[0].finish_reason, counts(answer.usage)
 
 
 def streamed(server, messages, **params):
     stream = {"stream": True, "stream_options": {"include_usage": True}}
-    body = {"model": server.model, "messages": messages, "temperature": 0, "max_tokens": 60, **stream, **params}
+    body = {"model": server.model, "messages": messages, "temperature": 0, "max_tokens": 40, **stream, **params}
     chunks = list(server.client.chat.completions.create(**body))
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     [reason] = [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
@@ -50,9 +50,9 @@ def test_streamed_equals_plain(server, params):
 def test_many_at_once_equal_one_alone(server):
     """Eight requests on four slots: some wait, all answers are as if each were alone."""
     prompts = [[{"role": "user", "content": f"Count from {n} to {n + 5}."}] for n in range(8)]
-    alone = [plain(server, p, max_tokens=20)[0] for p in prompts]
+    alone = [plain(server, p, max_tokens=12)[0] for p in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        together = list(pool.map(lambda p: streamed(server, p, max_tokens=20)[0], prompts))
+        together = list(pool.map(lambda p: streamed(server, p, max_tokens=12)[0], prompts))
     assert together == alone
 
 
@@ -86,7 +86,7 @@ def test_a_prompt_can_be_rated_without_an_answer(server):
 def test_a_seed_repeats_an_answer(server):
     def answer(seed):
         return server.client.chat.completions.create(
-            model=server.model, messages=STORY, temperature=1.0, top_p=0.95, seed=seed, max_tokens=40
+            model=server.model, messages=STORY, temperature=1.0, top_p=0.95, seed=seed, max_tokens=16
         ).choices[0].message.content  # fmt: skip
 
     assert answer(7) == answer(7) != answer(8)

@@ -10,7 +10,7 @@ from model.convert import convert
 from model.hf_folder import read_hf_folder
 from serving.engine.tokenizer import Tokenizer
 from sharding.params import bind
-from tests.e2e.conftest import serving
+from tests.e2e.conftest import QUICKLY, serving
 from tests.training_trees import hf_folder, maxtext_tree, model_files, save_v0_run, train_state
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -26,7 +26,7 @@ def test_a_maxtext_run_answers_as_the_import_of_the_same_weights(tmp_path):
     model_files(tmp_path / "run", source)
     model = read_hf_folder(source)
     prompt = "the cat"
-    with serving(tmp_path / "run", tmp_path / "compiled", *FLAGS) as server:
+    with serving(tmp_path / "run", tmp_path / "compiled", *FLAGS, XLA_FLAGS=QUICKLY) as server:
         [choice] = server.client.completions.create(
             model=server.model, prompt=prompt, max_tokens=NUM_TOKENS, temperature=0,
             extra_body={"ignore_eos": True},

@@ -80,7 +80,7 @@ REQUESTS = st.lists(
     st.booleans(),
     st.sampled_from([1, 5]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_trace_ends_with_every_answer_whole(requests, num_pages, aborts, overlap, max_trips):
     """Arrivals, aborts, preemption for slots and pages, promotion, shared pages: with integrity after each step."""
     trace = Trace(max_trips, num_pages=num_pages, overlap=overlap, num_slots=3)
@@ -133,7 +133,7 @@ def test_batch_waits_a_bounded_number_of_steps_however_many_chats_come(batch, ch
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=8), st.integers(32, 60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_batch_never_makes_a_chat_wait_for_its_slots(chats, num_pages):
     """A full house of batch requests and one promoted at most: a chat waits as if two slots were its band's own."""
     trace = Trace(num_pages=num_pages, num_slots=3)

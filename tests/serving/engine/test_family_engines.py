@@ -13,7 +13,7 @@ from tests.engines import MIXTRAL, PAGE_SIZE, request, run, tiny_engine, tiny_pa
 pytestmark = pytest.mark.slow
 WINDOW = 10
 GEMMA = ModelConfig.tiny(
-    num_layers=13, windows=(*[*[WINDOW] * 5, None] * 2, WINDOW), local_rope_theta=500.0,
+    num_layers=5, windows=(*[WINDOW, None] * 2, WINDOW), local_rope_theta=500.0,
     rope_scaling=LinearScaling(2.0), attention_softcap=2.0,
     logits_softcap=3.0, query_scale=20.0, qk_norm=True, qkv_bias=True, sandwich_norms=True, norm_offset=1.0,
     scale_embeddings=True, activation="gelu_tanh", tie_embeddings=False,

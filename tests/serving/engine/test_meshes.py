@@ -30,8 +30,6 @@ SCRIPT = """
 import json, re, sys
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from serving.engine import build
-from serving.engine.batch import StepShape
 from serving.engine.sampling import sample
 from serving.engine.slot_state import empty_slots
 from sharding.mesh import make_mesh
@@ -40,7 +38,6 @@ from tests.engines import CONFIG, MIXTRAL, _programs, run, tiny_engine
 from tests.sampler import rows
 from tests.serving.engine.test_meshes import DENSE, EXPERTS, IN_SETS, REQUESTS, WINDOWED
 
-build.step_shapes = lambda *sizes: (StepShape(0, 2), StepShape(1, 2))  # two programs are enough, and long to compile
 told = {
     mesh: {name: tokens for name, (tokens, _) in run(tiny_engine(model=model, mesh=mesh), REQUESTS).items()}
     for model, meshes in ((CONFIG, DENSE), (IN_SETS, WINDOWED), (MIXTRAL, EXPERTS)) for mesh in meshes
