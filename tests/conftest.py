@@ -3,6 +3,7 @@
 What JAX reads as it starts must be set before it is imported.
 """
 
+import gc
 import os
 
 from tests.flags import virtual_devices
@@ -28,6 +29,7 @@ def demo_model() -> Path:
 
 
 OWN_SERVERS = ("test_gemma", "test_memory", "test_training_checkpoint")
+LONG_FIRST = ("server", "engine", "e2e", "slow")  # groups and marks
 
 
 def group_of(nodeid: str) -> str:
@@ -43,10 +45,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long first, so that two processes end together."""
 
     def turn(item: pytest.Item) -> int:
-        names = {group_of(item.nodeid), *(mark.name for mark in item.iter_markers())}
-        return 0 if "server" in names else 1 if "engine" in names else 2 if names & {"slow", "e2e"} else 3
+        names = group_of(item.nodeid), *(mark.name for mark in item.iter_markers())
+        return min((LONG_FIRST.index(name) for name in names if name in LONG_FIRST), default=len(LONG_FIRST))
 
     items.sort(key=turn)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays to the end: the garbage collector need not look at it over and over."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 class GroupScheduling(LoadScopeScheduling):

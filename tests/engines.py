@@ -82,12 +82,12 @@ def tiny_engine(
     **changes,
 ):
     """A new engine with an empty pool of `num_pages` for each set of layers. Programs are compiled once per model and
-    mesh, and the page arrays keep what earlier engines left in them, which must not matter. Two engines write into the
-    same arrays: run one to its end before the next. `watch` sees all steps (`WrittenPages`). Sharded programs and those of
-    most formats are two, with two slots and one tile: they are expensive to compile. `trips` tokens a decode call where
-    nothing speaks against it, or `drafts` guesses for each row, by a draft model whose weights have the seed `drafter`
-    if that is given (1 is the served model itself). `formats` are those of weights and cache. With `adapters` there is
-    room for two of rank ADAPTER_RANK, and for three sequences."""
+    mesh, and the page arrays keep what earlier engines left in them, which must not matter. Two engines write into
+    the same arrays: run one to its end before the next. `watch` sees all steps (`WrittenPages`). Of sharded programs
+    and those of most formats there are two, for two slots and one tile: they are expensive to compile. `trips`
+    tokens a decode call where nothing speaks against it, or `drafts` guesses for each row, by a draft model whose
+    weights have the seed `drafter` if that is given (1 is the served model itself). `formats` are those of weights
+    and cache. With `adapters` there is room for two of rank ADAPTER_RANK, and for three sequences."""
     settings = {"max_waiting": 1024, "overlap": True, "trip_s": 0.001, "verify_s": 0.001, **changes}
     if drafter is not None:
         programs = _drafting_programs(model, mesh, drafts)

@@ -42,6 +42,7 @@ def test_peak_at_load(demo_model, dtype):
 QUANTISED = """
 import re, sys
 from pathlib import Path
+from model import packed
 from serving.config import EngineConfig
 from serving.engine.loaded_model import load_weights
 from sharding.mesh import make_mesh
@@ -55,6 +56,8 @@ def kib(field):
 
 stored = StoredModel.open(sys.argv[1])
 mesh, rules = make_mesh(MeshSpec()), choose_rules(stored.card.config, MeshSpec())
+if sys.argv[2] in packed.DTYPES:
+    packed.register(sys.argv[2])  # compiles, once
 before = kib("VmRSS")
 config = EngineConfig(sys.argv[1], quantize=sys.argv[2])
 params = load_weights(config, stored, mesh, rules, "float32", lambda _: None)
