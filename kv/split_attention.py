@@ -82,7 +82,8 @@ def split_attention(split: Split, local: LocalAttention, plan: Any) -> Attention
             plan: Any,
         ) -> tuple[jax.Array, Arrays]:
             window = static_window if traced_window is None else traced_window
-            spoilt_TK = jnp.any(~(jnp.isfinite(k_TKH) & jnp.isfinite(v_TKH)), axis=-1)
+            # 0, or NaN if a number is not finite: a sum of floats, since one of bools is most of a TPU's program
+            spoilt_TK = jnp.isnan(jnp.sum(k_TKH * 0 + v_TKH * 0, axis=-1))
             H, missing = q_TNH.shape[-1], pools[0].shape[-1] - q_TNH.shape[-1]
             q_TNH, k_TKH, v_TKH = (
                 jnp.pad(x, ((0, 0), (0, 0), (0, missing))) for x in (q_TNH, finite(k_TKH), finite(v_TKH))

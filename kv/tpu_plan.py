@@ -62,7 +62,9 @@ def plan_tiles(group: TileGroup, num_cores: int) -> TilePlan:
 
 
 def _next_with_tokens(count_S: jax.Array, num_parts: int) -> jax.Array:
+    """Each tile is compared with all others of its part: a TPU's compiler takes a second for a running minimum."""
     S = count_S.shape[0]
     own_S = jnp.where(count_S > 0, jnp.arange(S, dtype=jnp.int32), S)
-    from_here = jax.lax.cummin(own_S.reshape(num_parts, -1), axis=1, reverse=True)
-    return jnp.pad(from_here[:, 1:], ((0, 0), (0, 1)), constant_values=S).reshape(S)
+    own_PI = own_S.reshape(num_parts, -1)
+    at_I = jnp.arange(own_PI.shape[1])
+    return jnp.min(jnp.where(at_I > at_I[:, None], own_PI[:, None], S), axis=2).reshape(S)

@@ -23,7 +23,7 @@ from model.experts import ExpertMLP
 from model.layers import GatedMLP, RMSNorm, RopeTable, product, rope_frequencies, rope_table, weight
 from model.packed import Packed, packed_rows
 from model.quantized import quantized_rows
-from model.seams import ONE_DEVICE, ExpertsFn, LayerBody, TokenTables
+from model.seams import ONE_DEVICE, ExpertsFn, LayerBody, LookUpFn, TokenTables
 from model.stacked import scan_layers
 
 
@@ -66,15 +66,17 @@ class Embedding(nnx.Module):
         self.embedding = weight(rngs, shape, (axes.VOCAB, axes.EMBED), inputs=(1,))
         self.scale = math.sqrt(config.embed_dim) if config.scale_embeddings else None
 
-    def __call__(self, tokens_T: jax.Array) -> jax.Array:
-        x_TD = self._rows(tokens_T)
+    def __call__(self, tokens_T: jax.Array, look_up: LookUpFn) -> jax.Array:
+        x_TD = self._rows(tokens_T, look_up)
         return x_TD if self.scale is None else x_TD * self.scale
 
-    def _rows(self, tokens_T: jax.Array) -> jax.Array:
+    def _rows(self, tokens_T: jax.Array, look_up: LookUpFn) -> jax.Array:
         table = self.embedding.get_value()
         if isinstance(table, Packed):
             return packed_rows(table, tokens_T)
-        return quantized_rows(table, tokens_T) if isinstance(table, QArray) else table[tokens_T].astype(jnp.float32)
+        if isinstance(table, QArray):
+            return quantized_rows(table, tokens_T, look_up)
+        return look_up(table, tokens_T).astype(jnp.float32)
 
     def logits(self, x_RD: jax.Array) -> jax.Array:
         return product("RD,VD->RV", x_RD, self.embedding, is_exact=True)
@@ -142,7 +144,9 @@ class Decoder(nnx.Module):
             x_TD, cache = layer(x_TD, _rope_of(config, ropes, index), attend, cache, index, self.seams.experts)
             return self.seams.rows(x_TD), cache
 
-        carry = self.seams.rows(self.embed(tokens_T)), cache
+        x_TD = self.seams.rows(self.embed(tokens_T, self.seams.look_up))
+        # or a TPU would widen it anew for the first norm, in code that takes its compiler three seconds
+        carry = jax.lax.optimization_barrier(x_TD), cache
         if isinstance(states, list):
             traced_once = jax.jit(lambda carry, state, index: body(carry, state, index, attend, tables))
             for index, params in enumerate(states):

@@ -5,6 +5,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+MANY_ROWS = 512
+"""From so many up inputs are written down before the product. Else each of its tiles would make them anew, in code that
+a TPU's compiler takes twice as long for; fewer rows may not cost the bytes."""
+
 
 def einsum(spec: str, x: jax.Array, w: jax.Array, *, is_exact: bool = False) -> jax.Array:
     """`jnp.einsum` of two arrays of one type, float32 out.
@@ -13,10 +17,14 @@ def einsum(spec: str, x: jax.Array, w: jax.Array, *, is_exact: bool = False) -> 
     lie in memory on their way, and travel where devices that share the inputs add up what each of them found.
     """
     wide = partial(jnp.einsum, spec, preferred_element_type=jnp.float32)
-    if is_exact or w.dtype == jnp.float32:
+    if w.dtype == jnp.float32:
         return wide(x, w)
 
     def narrow(x: jax.Array, w: jax.Array) -> jax.Array:
+        if is_exact:
+            return wide(jax.lax.optimization_barrier(x), w)
+        if x.shape[0] >= MANY_ROWS:
+            x = jax.lax.optimization_barrier(x)
         # or XLA would widen first and add up then
         return jax.lax.optimization_barrier(jnp.einsum(spec, x, w)).astype(jnp.float32)
 

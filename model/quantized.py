@@ -8,7 +8,7 @@ cannot be arguments of programs that are compiled ahead (jax 0.10), so two of th
 of a group lies in the low bits and the second in the high ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +98,6 @@ def quantized_ragged_product(
     return ragged(weight.qvalue.astype(weight.dtype)) * weight.scale[:, 0].astype(jnp.float32)[expert_M]
 
 
-def quantized_rows(table: qwix.QArray, rows: jax.Array) -> jax.Array:
-    """Rows of a table with one scale each, float32."""
-    return table.qvalue[rows].astype(jnp.float32) * table.scale[rows].astype(jnp.float32)
+def quantized_rows(table: qwix.QArray, rows: jax.Array, look_up: Callable[..., jax.Array]) -> jax.Array:
+    """Rows of a table with one scale each, float32. `look_up` is a `model.seams.LookUpFn`."""
+    return look_up(table.qvalue, rows).astype(jnp.float32) * look_up(table.scale, rows).astype(jnp.float32)

@@ -20,6 +20,9 @@ LayersFn = Callable[[LayerBody, Any, Any, int, AttentionFn, TokenTables], Any]
 """(body, carry, stacked parameters, number of layers, attention, tables) -> carry after all layers. A body uses no
 other arrays. Over stages the attention must be a `StagedAttention`."""
 
+LookUpFn = Callable[[jax.Array, jax.Array], jax.Array]
+"""(table with a row for each token of the vocabulary, tokens) -> their rows."""
+
 ExpertsFn = Callable[[jax.Array, jax.Array, jax.Array, Any, Any, str], jax.Array]
 """As `model.experts.run_experts`."""
 
@@ -36,6 +39,10 @@ def _as_they_are(x: jax.Array) -> jax.Array:
     return x
 
 
+def rows_at_once(table_VD: jax.Array, tokens_T: jax.Array) -> jax.Array:
+    return table_VD[tokens_T]
+
+
 @dataclass(frozen=True, slots=True)
 class Seams:
     """The defaults are those of one device, or of several among which XLA shares out the work."""
@@ -43,6 +50,7 @@ class Seams:
     layers: LayersFn | None = None
     """None scans them."""
     experts: ExpertsFn | None = None
+    look_up: LookUpFn = rows_at_once
     rows: Callable[[jax.Array], jax.Array] = _as_they_are
     """Says where the rows of an array lie; its first axis is tokens, or what they come in."""
 

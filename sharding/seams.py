@@ -1,5 +1,6 @@
-"""Seams over a mesh: layers that run stage after stage, experts that lie apart, rows that are shared out."""
+"""Seams over a mesh: layers that run stage after stage, experts and tokens that lie apart, rows that are shared out."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,20 +10,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from model.attention import AttentionFn, Window
 from model.experts import num_experts_of, run_experts
-from model.seams import ExpertsFn, LayerBody, LayersFn, Seams, StagedAttention, TokenTables
+from model.seams import ExpertsFn, LayerBody, LayersFn, LookUpFn, Seams, StagedAttention, TokenTables
 from model.stacked import Stacked, scan_layers
 
 DATA, STAGE, EXPERT, TENSOR = "data", "stage", "expert", "tensor"
+ROWS_AT_ONCE = 32  # of a table: for 256 of two bytes a TPU's compiler takes ten times as long, and two seconds
 
 
-def seams_over(mesh: Mesh) -> Seams:
-    """Of a mesh with the axes of `sharding.spec`."""
+def seams_over(mesh: Mesh, vocab_axes: Sequence[str]) -> Seams:
+    """Of a mesh with the axes of `sharding.spec`; `vocab_axes` are those over which the vocabulary is split."""
     sizes = dict(mesh.shape)
-    return Seams(
+    seams = Seams(
         layers=_layers_in_stages(mesh) if sizes[STAGE] > 1 else None,
         experts=_experts_apart(mesh) if sizes[EXPERT] * sizes[TENSOR] > 1 else None,
         **({"rows": _rows_over(mesh)} if sizes[DATA] > 1 else {}),
     )
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    return seams if is_cpu else replace(seams, look_up=looked_up_apart(mesh, vocab_axes))
 
 
 def _rows_over(mesh: Mesh) -> Any:
@@ -36,6 +40,38 @@ def _rows_over(mesh: Mesh) -> Any:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(DATA, *unsaid)))
 
     return rows
+
+
+def looked_up_apart(mesh: Mesh, vocab_axes: Sequence[str]) -> LookUpFn:
+    """Each device looks up the tokens of its part, some at once, and all of them are added up over devices."""
+    axes = tuple(vocab_axes)
+
+    def look_up(table_VD: jax.Array, tokens_T: jax.Array) -> jax.Array:
+        if not axes:
+            return _rows_by_turns(table_VD, tokens_T)
+
+        def here(part_VD: jax.Array, tokens_T: jax.Array) -> jax.Array:
+            num_here = part_VD.shape[0]
+            local_T = tokens_T - jax.lax.axis_index(axes) * num_here
+            is_here_T = (local_T >= 0) & (local_T < num_here)
+            rows_TD = _rows_by_turns(part_VD, jnp.clip(local_T, 0, num_here - 1))
+            return jax.lax.psum(jnp.where(is_here_T[:, None], rows_TD, 0), axes)
+
+        whole, split = PartitionSpec(), PartitionSpec(axes)
+        run = jax.shard_map(
+            here, mesh=mesh, in_specs=(split, whole), out_specs=whole, axis_names={*axes}, check_vma=False
+        )
+        return run(table_VD, tokens_T)
+
+    return look_up
+
+
+def _rows_by_turns(table_VD: jax.Array, tokens_T: jax.Array) -> jax.Array:
+    T = tokens_T.shape[0]
+    if T <= ROWS_AT_ONCE or T % ROWS_AT_ONCE:
+        return table_VD[tokens_T]
+    rows_SQD = jax.lax.map(lambda tokens_Q: table_VD[tokens_Q], tokens_T.reshape(-1, ROWS_AT_ONCE))
+    return rows_SQD.reshape(T, -1)
 
 
 def _layers_in_stages(mesh: Mesh) -> LayersFn:

@@ -87,12 +87,11 @@ class Ahead:
 
     def compile(self, shape: StepShape, executables: Executables) -> CompiledStep:
         """Kept in `executables`, if they have a folder. Raises ConfigError when XLA finds that it does not fit."""
-        started = time.monotonic()
         try:
             compiled = compile_step(executables, self.spec, shape, self.weights, self.state)
         except jax.errors.JaxRuntimeError as error:
             raise self._too_large(shape, error) from error
-        return CompiledStep.of(shape, compiled, time.monotonic() - started)
+        return CompiledStep.of(shape, compiled)
 
     def _too_large(self, shape: StepShape, error: Exception) -> Exception:
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -108,14 +107,14 @@ class Ahead:
 def compile_steps(
     ahead: Ahead, shapes: Sequence[StepShape], progress: Progress, save: str | None = None
 ) -> list[CompiledStep]:
-    """In the order of `shapes`; XLA works outside the GIL, so threads help. Programs are kept at the URL `save`, where
-    replicas find them that have it as their compile cache."""
+    """In the order of `shapes`, one after another, while the next one is lowered. Programs are kept at the URL `save`,
+    where replicas find them that have it as their compile cache."""
     executables = Executables(save, ahead.spec.mesh, are_here=False)
-
-    def one(shape: StepShape) -> CompiledStep:
-        found = ahead.compile(shape, executables)
-        progress(f"compiled {shape} in {found.compile_s:.1f} s")
-        return found
-
+    steps, before = [], time.monotonic()
     with ThreadPoolExecutor(num_compile_threads(ahead.spec.mesh), "compile") as pool:
-        return list(pool.map(one, shapes))
+        for step in pool.map(lambda shape: ahead.compile(shape, executables), shapes):
+            now = time.monotonic()
+            steps.append(replace(step, compile_s=now - before))
+            progress(f"compiled {step.shape} in {now - before:.1f} s")
+            before = now
+    return steps

@@ -17,7 +17,6 @@ class CompiledStep:
     """Bytes are of one device."""
 
     shape: StepShape
-    compile_s: float
     temporary_bytes: int
     """Beside arguments and what is written in their place."""
     program_bytes: int
@@ -26,14 +25,15 @@ class CompiledStep:
     vmem_bytes: int
     """Of the operation that takes most for itself."""
     hlo: Hlo = field(repr=False)
+    compile_s: float = 0.0
+    """From the program before it to this one; 0 where nobody took the time."""
 
     @classmethod
-    def of(cls, shape: StepShape, compiled: Any, compile_s: float) -> "CompiledStep":
+    def of(cls, shape: StepShape, compiled: Any) -> "CompiledStep":
         """`compiled` is a `jax.stages.Compiled`."""
         memory, text = compiled.memory_analysis(), compiled.as_text()
         return cls(
             shape,
-            compile_s,
             int(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes),
             int(memory.generated_code_size_in_bytes),
             int(memory.alias_size_in_bytes),

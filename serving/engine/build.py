@@ -42,7 +42,6 @@ from sharding.choose_mesh import check_spec, choose_spec
 from sharding.hosts import check_hosts, least, only_one_step_at_a_time
 from sharding.mesh import make_mesh
 from sharding.rules import ShardingRules, choose_rules
-from sharding.seams import seams_over
 from sharding.spec import AUTO
 from sharding.stored_model import StoredModel
 
@@ -127,7 +126,7 @@ def make_programs(
     draft_spec = None
     if draft is not None:
         attention = draft.attention(config).attention
-        draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, attention, seams_over(draft.mesh))
+        draft_spec = DraftSpec(draft.card.config, config.chunk_tokens, attention, draft.seams)
     spec = step_spec(config, model, draft_spec, 0 if adapters is None else adapters.rank)
     executables = Executables(config.compile_cache, spec.mesh)
     bank = None if adapters is None else AdapterBank(adapters, executables)
@@ -174,7 +173,7 @@ def step_spec(
         draft=draft,
         embeds=config.embeddings is not None,
         adapter_rank=adapter_rank,
-        seams=seams_over(model.mesh),
+        seams=model.seams,
         sets=model.sets(config),
         vocab_axes=model.rules.mesh_axes[axes.VOCAB],
     )

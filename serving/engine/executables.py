@@ -12,10 +12,11 @@ import dataclasses
 import logging
 import os
 import pickle
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
+from threading import Lock
 from types import FunctionType
 from typing import Any
 from uuid import uuid4
@@ -46,6 +47,7 @@ class Executables:
         """Of devices that are described only, which are not `are_here`, programs are kept and never taken: JAX can
         load them where they run."""
         self._devices = tuple(mesh.devices.flat)
+        self._is_tpu = _is_tpu(mesh)
         self._are_here = are_here
         self._folder: epath.Path | None = None
         if folder is not None:
@@ -59,21 +61,24 @@ class Executables:
         """`jitted.lower(*args).compile()`, or what it gave once. `args` are arrays or abstract ones; `described` is
         everything else that the program depends on."""
         if self._folder is None:
-            return _compile(jitted, args)
+            return _compile(jitted, args, self._is_tpu)
         leaves, treedef = jax.tree.flatten(args)
         about = (f"{leaf.shape}{leaf.dtype}{_place(leaf.sharding)}" for leaf in leaves)
         path = self._folder / digest(describe(described), str(treedef), *about)
         program = _load(path, self._devices) if self._are_here else None
         if program is None:
-            program = _compile(jitted, args)
+            program = _compile(jitted, args, self._is_tpu)
             _save(path, program)
         return program
 
 
 def num_compile_threads(mesh: Mesh) -> int:
-    """How many programs to compile at once. A TPU's compiler uses several cores by itself, and two programs at once end
-    the process now and then (libtpu 0.0.42.1: what it makes for SparseCores overflows a stack)."""
-    return 1 if mesh.devices.flat[0].platform == "tpu" else os.cpu_count() or 1
+    """How many programs to ask for at once."""
+    return 2 if _is_tpu(mesh) else os.cpu_count() or 1
+
+
+def _is_tpu(mesh: Mesh) -> bool:
+    return bool(mesh.devices.flat[0].platform == "tpu")
 
 
 def describe(value: object) -> str:
@@ -98,8 +103,16 @@ def _place(sharding: Any) -> str:
     return f"{dict(sharding.mesh.shape)}{sharding.spec}" if isinstance(sharding, NamedSharding) else str(sharding)
 
 
-def _compile(jitted: Any, args: tuple[Any, ...]) -> jax.stages.Compiled:
-    program: jax.stages.Compiled = jitted.lower(*args).compile()
+_LOWERS, _COMPILES = Lock(), Lock()
+
+
+def _compile(jitted: Any, args: tuple[Any, ...], is_tpu: bool) -> jax.stages.Compiled:
+    """A TPU's compiler uses several cores by itself, and two programs at once end the process now and then (libtpu
+    0.0.42.1: what it makes for SparseCores overflows a stack). So there one is compiled, and the next one lowered."""
+    with _LOWERS if is_tpu else nullcontext():
+        lowered = jitted.lower(*args)
+    with _COMPILES if is_tpu else nullcontext():
+        program: jax.stages.Compiled = lowered.compile()
     return program
 
 

@@ -31,11 +31,17 @@ def first_largest(values_RV: jax.Array) -> jax.Array:
 
 
 def largest_by_turns(logits_RV: jax.Array, count: int) -> jax.Array:
-    """int32[R, count], what `jax.lax.top_k` says, for which a TPU's compiler takes half a minute."""
-    tokens_V = jnp.arange(logits_RV.shape[1])
+    """int32[R, count], what `jax.lax.top_k` says, for which a TPU's compiler takes half a minute. The next one is the
+    largest of those that come after the last one: nothing is crossed out, so no logits are written."""
+    R, V = logits_RV.shape
+    tokens_V = jnp.arange(V, dtype=jnp.int32)
 
-    def turn(left_RV: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+    def turn(last: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        value_R1, token_R = last
+        is_equal_RV = (logits_RV == value_R1) & (tokens_V > token_R[:, None])
+        left_RV = jnp.where((logits_RV < value_R1) | is_equal_RV, logits_RV, -jnp.inf)
         token_R = first_largest(left_RV)
-        return jnp.where(tokens_V == token_R[:, None], -jnp.inf, left_RV), token_R
+        return (jnp.max(left_RV, axis=1, keepdims=True), token_R), token_R
 
-    return jax.lax.scan(turn, logits_RV, length=count)[1].T
+    start = jnp.full((R, 1), jnp.inf), jnp.full(R, -1, jnp.int32)
+    return jax.lax.scan(turn, start, length=count)[1].T

@@ -18,6 +18,7 @@ from model import axes, packed
 from model.card import ModelCard
 from model.config import ModelConfig
 from model.quantization import Quantization, choose_quantization
+from model.seams import Seams
 from model.tree import Names, Params, as_tree
 from serving.config import EngineConfig
 from serving.engine.memory import MIB
@@ -26,7 +27,7 @@ from sharding.layouts import as_matrices
 from sharding.params import abstract_params, pack_int8, pack_onto, take_layers_apart
 from sharding.quantize import quantize_onto
 from sharding.rules import ShardingRules, choose_rules
-from sharding.seams import STAGE
+from sharding.seams import STAGE, seams_over
 from sharding.sizes import device_bytes
 from sharding.spec import MeshSpec
 from sharding.stored_model import StoredModel
@@ -79,6 +80,10 @@ class LoadedModel:
     @property
     def num_stages(self) -> int:
         return int(self.mesh.shape[STAGE])
+
+    @property
+    def seams(self) -> Seams:
+        return seams_over(self.mesh, self.rules.mesh_axes[axes.VOCAB])
 
     def pages(self, count: int, config: EngineConfig) -> KVCache:
         """Abstract arrays of so many KV pages and the null page."""

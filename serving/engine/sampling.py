@@ -149,19 +149,19 @@ def _draw(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
     """A Gumbel-max (Gumbel 1954; Maddison et al. 2014) over logarithms of probability mass, so no sum can be rounded in
     a way that lets a token without mass be drawn."""
     noise_of = rows.seed_R2, rows.position_R
-    return jax.lax.platform_dependent(_mass(logits_RV, rows), *noise_of, cpu=draw_by_blocks, default=draw_from_all)
+    return jax.lax.platform_dependent(_log_mass(logits_RV, rows), *noise_of, cpu=draw_by_blocks, default=draw_from_all)
 
 
-def draw_from_all(mass_RV: jax.Array, seed_R2: jax.Array, position_R: jax.Array) -> jax.Array:
+def draw_from_all(log_mass_RV: jax.Array, seed_R2: jax.Array, position_R: jax.Array) -> jax.Array:
     """One draw of V: noise costs an accelerator nothing, and devices that share the vocabulary send a token each."""
-    noise_RV = gumbel(seed_R2, position_R, mass_RV.shape[1])
+    noise_RV = gumbel(seed_R2, position_R, log_mass_RV.shape[1])
     # Behind a barrier: computed again in another fusion, the largest might be rounded otherwise, and be none's equal.
-    return first_largest(jax.lax.optimization_barrier(jnp.log(mass_RV) + noise_RV))
+    return first_largest(jax.lax.optimization_barrier(log_mass_RV + noise_RV))
 
 
-def draw_by_blocks(mass_RV: jax.Array, seed_R2: jax.Array, position_R: jax.Array) -> jax.Array:
+def draw_by_blocks(log_mass_RV: jax.Array, seed_R2: jax.Array, position_R: jax.Array) -> jax.Array:
     """First a block of tokens by its share, then a token of that block: two draws of a few hundred, not one of V."""
-    mass_RCL = _in_blocks(mass_RV, 0.0)
+    mass_RCL = _in_blocks(jnp.exp(log_mass_RV), 0.0)
     share_RC = jnp.sum(mass_RCL, axis=-1)
     num_blocks = share_RC.shape[1]
     noise_RX = gumbel(seed_R2, position_R, num_blocks + LANES)
@@ -170,18 +170,18 @@ def draw_by_blocks(mass_RV: jax.Array, seed_R2: jax.Array, position_R: jax.Array
     return _token(block_R, lane_R)
 
 
-def _mass(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
-    """Probabilities that are not normalised, 0 for what the filters exclude."""
+def _log_mass(logits_RV: jax.Array, rows: RowSampling) -> jax.Array:
+    """Logarithms of probabilities that are not normalised, -inf for what the filters exclude."""
     hot_R = jnp.where(rows.temperature_R > 0, rows.temperature_R, 1.0)
     floor_R = jax.lax.cond(
         jnp.any((rows.top_k_R > 0) | (rows.top_p_R < 1) | (rows.min_p_R > 0)),
         lambda: lowest_kept(logits_RV, hot_R, rows.top_k_R, rows.top_p_R, rows.min_p_R, rows.vocab_shards),
         lambda: jnp.full(hot_R.shape, -jnp.inf),
     )
-    mass_RV = jnp.exp((logits_RV - jnp.max(logits_RV, axis=-1, keepdims=True)) / hot_R[:, None])
+    log_mass_RV = (logits_RV - jnp.max(logits_RV, axis=-1, keepdims=True)) / hot_R[:, None]
     # The cut compares logits as they came. Scaled ones may be computed once more in another fusion and rounded
     # differently there, which could cut even the most likely token.
-    return jnp.where(logits_RV >= floor_R[:, None], mass_RV, 0.0)
+    return jnp.where(logits_RV >= floor_R[:, None], log_mass_RV, -jnp.inf)
 
 
 def _in_blocks(x_RV: jax.Array, fill: float) -> jax.Array:

@@ -143,9 +143,8 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
                 tokens_T = jnp.concatenate([tokens_T, tokens_SQ.reshape(-1)])
                 positions_T = jnp.concatenate([positions_T, positions_SQ.reshape(-1)])
             attend = step_attention(PagedView(tuple(groups), spec.sets), spec.attention, is_staged=is_staged)
-            rows_R = jnp.maximum(sample_at_R, 0)
             x_TD, cache = decoder.hidden(tokens_T, jnp.maximum(positions_T, 0), attend, state.cache, adapted())
-            logits_RV = decoder.logits(x_TD[rows_R])
+            logits_RV = decoder.logits(_sampled_rows(x_TD, sample_at_R, spec.tile_tokens))
             kept = SlotState(state.counts_BV, slots.edits_B3E)
             chosen_R, logprobs = sample(logits_RV, replace(rows, position_R=rows.position_R + i), kept)
             counts_BV = count_chosen(state.counts_BV, slot_R, chosen_R, rows.counted_R & is_sampled_R)
@@ -201,6 +200,26 @@ def make_step(spec: StepSpec, shape: StepShape, treedef: Any, draft_treedef: Any
         return tokens_RI, told, state.cache, last_token_B.at[slot_R].set(state.newest_R), slots, draft_cache
 
     return serving_step
+
+
+def _sampled_rows(x_TD: jax.Array, sample_at_R: jax.Array, tile_tokens: int) -> jax.Array:
+    """[R, D], of each row the token that it samples after, if it does. Rows that decode are the step's first tokens, so
+    no more than one for each tile is put in, in turn: all at once take a TPU's compiler up to two seconds."""
+    R = sample_at_R.shape[0]
+    start_S = jnp.arange(R, x_TD.shape[0], tile_tokens)
+    if start_S.size == 0:
+        # In its order already; but without a copy XLA leaves all of it in HBM between the layers.
+        return x_TD[jnp.maximum(sample_at_R, 0)]
+    is_of_tile_SR = (sample_at_R >= start_S[:, None]) & (sample_at_R < start_S[:, None] + tile_tokens)
+    at_S = jnp.max(jnp.where(is_of_tile_SR, sample_at_R, 0), axis=1)
+    row_S = jnp.min(jnp.where(is_of_tile_SR, jnp.arange(R), R), axis=1)  # R where no row samples after the tile
+
+    def put(tile: jax.Array, x_RD: jax.Array) -> jax.Array:
+        row = jnp.minimum(row_S[tile], R - 1)
+        x_D = jnp.where(row_S[tile] < R, x_TD[at_S[tile]], x_RD[row])
+        return jax.lax.dynamic_update_index_in_dim(x_RD, x_D, row, axis=0)
+
+    return jax.lax.fori_loop(0, start_S.size, put, x_TD[:R])
 
 
 def _of_tiles(pages: jax.Array, rows_S: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ from model import cpu_product, packed
 from model.packed import can_pack, pack, packed_product, packed_rows
 from model.quantization import WeightFormat
 from model.quantized import quantize, quantized_product, quantized_rows
+from model.seams import rows_at_once
 
 pytestmark = pytest.mark.slow
 FLOATS = ("float32", "bfloat16")
@@ -75,7 +76,7 @@ def test_a_tied_table_of_int8_gives_its_rows_and_its_product():
     table, x_RD = quantize(random(TIED), (1,), WeightFormat(), "float32"), random((5, 40), seed=1)
     ours = pack(table.qvalue, (1,), stacked=False, scale=table.scale)
     tokens = jnp.asarray([0, 31, 32, 69])
-    np.testing.assert_array_equal(packed_rows(ours, tokens), quantized_rows(table, tokens))
+    np.testing.assert_array_equal(packed_rows(ours, tokens), quantized_rows(table, tokens, rows_at_once))
     np.testing.assert_allclose(packed_product(x_RD, ours), quantized_product("RD,VD->RV", x_RD, table), atol=2e-5)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from model.quantization import WeightFormat
 from model.quantized import quantize, quantized_product, quantized_rows, stored_shapes
+from model.seams import rows_at_once
 
 INT8, INT4 = WeightFormat(), WeightFormat(32)
 # Spec of the product, shape of the weight, its input axes.
@@ -63,7 +64,9 @@ def test_a_product_is_that_with_what_the_numbers_mean(form, spec, shape, inputs)
 
 def test_rows_of_a_table():
     table = make(random((7, 64)), (1,), INT8, "float32")
-    np.testing.assert_allclose(quantized_rows(table, jnp.asarray([3, 0, 3])), meant(table)[[3, 0, 3]], rtol=1e-6)
+    np.testing.assert_allclose(
+        quantized_rows(table, jnp.asarray([3, 0, 3]), rows_at_once), meant(table)[[3, 0, 3]], rtol=1e-6
+    )
 
 
 @settings(max_examples=25, deadline=None)

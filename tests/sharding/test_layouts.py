@@ -80,7 +80,7 @@ def test_experts_as_a_tpu_multiplies_with_them_say_the_same_on_any_mesh(mesh):
 
     expected = jax.jit(lambda params: logits(params, ONE_DEVICE))(plain)
     laid = as_matrices(jax.tree.map(lambda x, a: jax.device_put(x, a.sharding), plain, abstract), model)
-    got = jax.jit(lambda params: logits(params, seams_over(device_mesh)))(laid)
+    got = jax.jit(lambda params: logits(params, seams_over(device_mesh, ())))(laid)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 

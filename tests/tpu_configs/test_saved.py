@@ -42,10 +42,10 @@ def compiles(monkeypatch):
     """Grows with each step that is compiled."""
     seen, compile_ = [], executables._compile
 
-    def counted(jitted, args):
+    def counted(jitted, args, is_tpu):
         if jitted.__name__ == "serving_step":
             seen.append(args)
-        return compile_(jitted, args)
+        return compile_(jitted, args, is_tpu)
 
     monkeypatch.setattr(executables, "_compile", counted)
     return seen

@@ -1,8 +1,9 @@
 """Kept programs do what compiled ones do, and nothing else is ever taken for them."""
 
-import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Barrier
 from types import SimpleNamespace
 
 import jax
@@ -35,9 +36,9 @@ def compiles(monkeypatch):
     """How many arguments each program had that was compiled."""
     seen, compile_ = [], executables._compile
 
-    def counted(jitted, args):
+    def counted(jitted, args, is_tpu):
         seen.append(len(args))
-        return compile_(jitted, args)
+        return compile_(jitted, args, is_tpu)
 
     monkeypatch.setattr(executables, "_compile", counted)
     return seen
@@ -152,7 +153,29 @@ def test_a_description_is_the_same_in_every_process_and_tells_values_apart():
         describe((spec, object()))
 
 
-@pytest.mark.parametrize(("platform", "alone"), [("tpu", True), ("cpu", False)])
-def test_programs_for_a_tpu_are_compiled_one_at_a_time(platform, alone):
-    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
-    assert num_compile_threads(mesh) == (1 if alone else os.cpu_count())
+def test_programs_for_a_tpu_are_compiled_one_at_a_time_while_the_next_is_lowered():
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]))
+    both_are_lowered, compiling = Barrier(2, timeout=10), []
+
+    class Jitted:
+        def lower(self):
+            return self
+
+        def compile(self):
+            compiling.append(self)
+            assert compiling == [self]
+            return compiling.pop()
+
+    class First(Jitted):
+        def compile(self):
+            both_are_lowered.wait()
+            return super().compile()
+
+    class Second(Jitted):
+        def lower(self):
+            both_are_lowered.wait()
+            return self
+
+    programs = [First(), Second()]
+    with ThreadPoolExecutor(num_compile_threads(mesh)) as pool:
+        assert [*pool.map(lambda program: Executables(None, mesh).compiled(program, ()), programs)] == programs

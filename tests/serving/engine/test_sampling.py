@@ -51,9 +51,9 @@ def test_draws_follow_the_distribution(params):
 def test_one_draw_of_all_tokens_follows_the_distribution_too():
     """The form of accelerators, which a CPU does not run by itself."""
     probabilities = expected_probabilities(np.linspace(-3, 3, VOCAB, dtype=np.float32), 1.0, 30, 1.0, 0.0)
-    mass = jnp.tile(jnp.asarray(probabilities, jnp.float32), (DRAWS, 1))
+    log_mass = jnp.tile(jnp.log(jnp.asarray(probabilities, jnp.float32)), (DRAWS, 1))
     where = rows(DRAWS)
-    assert_follows(np.asarray(draw_from_all(mass, where.seed_R2, where.position_R)), probabilities)
+    assert_follows(np.asarray(draw_from_all(log_mass, where.seed_R2, where.position_R)), probabilities)
 
 
 def test_the_chi_square_test_can_fail():
