@@ -47,7 +47,7 @@ class Executables:
         """Of devices that are described only, which are not `are_here`, programs are kept and never taken: JAX can
         load them where they run."""
         self._devices = tuple(mesh.devices.flat)
-        self._is_tpu = _is_tpu(mesh)
+        self._lowering, self._compiling = (Lock() if _is_tpu(mesh) else nullcontext() for _ in range(2))
         self._are_here = are_here
         self._folder: epath.Path | None = None
         if folder is not None:
@@ -61,14 +61,24 @@ class Executables:
         """`jitted.lower(*args).compile()`, or what it gave once. `args` are arrays or abstract ones; `described` is
         everything else that the program depends on."""
         if self._folder is None:
-            return _compile(jitted, args, self._is_tpu)
+            return self._compile(jitted, args)
         leaves, treedef = jax.tree.flatten(args)
         about = (f"{leaf.shape}{leaf.dtype}{_place(leaf.sharding)}" for leaf in leaves)
         path = self._folder / digest(describe(described), str(treedef), *about)
         program = _load(path, self._devices) if self._are_here else None
         if program is None:
-            program = _compile(jitted, args, self._is_tpu)
+            program = self._compile(jitted, args)
             _save(path, program)
+        return program
+
+    def _compile(self, jitted: Any, args: tuple[Any, ...]) -> jax.stages.Compiled:
+        """A TPU's compiler uses several cores by itself, and two programs at once end the process now and then (libtpu
+        0.0.42.1: what it makes for SparseCores overflows a stack). So one is compiled there, while the next is lowered.
+        """
+        with self._lowering:
+            lowered = jitted.lower(*args)
+        with self._compiling:
+            program: jax.stages.Compiled = lowered.compile()
         return program
 
 
@@ -101,19 +111,6 @@ def describe(value: object) -> str:
 def _place(sharding: Any) -> str:
     """The same for an array and for one that is described, which do not say alike what memory they lie in."""
     return f"{dict(sharding.mesh.shape)}{sharding.spec}" if isinstance(sharding, NamedSharding) else str(sharding)
-
-
-_LOWERS, _COMPILES = Lock(), Lock()
-
-
-def _compile(jitted: Any, args: tuple[Any, ...], is_tpu: bool) -> jax.stages.Compiled:
-    """A TPU's compiler uses several cores by itself, and two programs at once end the process now and then (libtpu
-    0.0.42.1: what it makes for SparseCores overflows a stack). So there one is compiled, and the next one lowered."""
-    with _LOWERS if is_tpu else nullcontext():
-        lowered = jitted.lower(*args)
-    with _COMPILES if is_tpu else nullcontext():
-        program: jax.stages.Compiled = lowered.compile()
-    return program
 
 
 def _load(path: epath.Path, devices: tuple[jax.Device, ...]) -> jax.stages.Compiled | None:

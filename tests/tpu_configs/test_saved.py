@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from model.config import ModelConfig
-from serving.engine import executables
 from serving.engine.build import make_programs
+from serving.engine.executables import Executables
 from serving.engine.loaded_model import LoadedModel
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params
@@ -40,14 +40,14 @@ DEPLOYMENT = Deployment("tiny-v5e-4", SETTINGS, MODEL, slices()["v5e-4"])
 @pytest.fixture
 def compiles(monkeypatch):
     """Grows with each step that is compiled."""
-    seen, compile_ = [], executables._compile
+    seen, compile_ = [], Executables._compile
 
-    def counted(jitted, args, is_tpu):
+    def counted(kept, jitted, args):
         if jitted.__name__ == "serving_step":
             seen.append(args)
-        return compile_(jitted, args, is_tpu)
+        return compile_(kept, jitted, args)
 
-    monkeypatch.setattr(executables, "_compile", counted)
+    monkeypatch.setattr(Executables, "_compile", counted)
     return seen
 
 

@@ -34,13 +34,13 @@ def cache() -> ColumnCache:
 @pytest.fixture
 def compiles(monkeypatch):
     """How many arguments each program had that was compiled."""
-    seen, compile_ = [], executables._compile
+    seen, compile_ = [], Executables._compile
 
-    def counted(jitted, args, is_tpu):
+    def counted(kept, jitted, args):
         seen.append(len(args))
-        return compile_(jitted, args, is_tpu)
+        return compile_(kept, jitted, args)
 
-    monkeypatch.setattr(executables, "_compile", counted)
+    monkeypatch.setattr(Executables, "_compile", counted)
     return seen
 
 
