@@ -90,4 +90,5 @@ def _features(name: str) -> str:
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")  # the golden numbers are a CPU's; libtpu complains where no TPU is
     main()
