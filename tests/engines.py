@@ -2,8 +2,9 @@
 
 import dataclasses
 import secrets
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
@@ -154,14 +155,16 @@ def _are_few(mesh, quantize, kv_dtype):
     return mesh != ONE_DEVICE or kv_dtype == "fp8" or quantize == "int8"
 
 
+def _only(*shapes):
+    """Within, programs are made of these shapes."""
+    return patch.object(build, "step_shapes", lambda *_: shapes)
+
+
 @cache
 def _programs(model, mesh, quantize, kv_dtype):
-    config = _config(model, mesh, quantize, kv_dtype)
-    made = partial(make_programs, config, _model(model, mesh, quantize), None, lambda _: None)
-    if not _are_few(mesh, quantize, kv_dtype):
-        return made()
-    with patch.object(build, "step_shapes", lambda *_: (StepShape(0, 2), StepShape(1, 2))):
-        return made()
+    config, is_few = _config(model, mesh, quantize, kv_dtype), _are_few(mesh, quantize, kv_dtype)
+    with _only(StepShape(0, 2), StepShape(1, 2)) if is_few else nullcontext():
+        return make_programs(config, _model(model, mesh, quantize), None, lambda _: None)
 
 
 @cache
@@ -170,8 +173,7 @@ def _adapter_programs(model, mesh, quantize, drafts):
     config = replace(_config(model, mesh, quantize), num_slots=3, chunk_tokens=TILE_TOKENS, max_loras=2)
     config, loaded = replace(config, max_lora_rank=ADAPTER_RANK), _model(model, mesh, quantize)
     form = adapter_form(config, model, loaded.mesh, loaded.rules, loaded.dtype)
-    shapes = StepShape(0, 3), StepShape(1, 3), *([StepShape(0, 3, drafts)] if drafts else [])
-    with patch.object(build, "step_shapes", lambda *_: shapes):
+    with _only(StepShape(0, 3), StepShape(1, 3), *([StepShape(0, 3, drafts)] if drafts else [])):
         return make_programs(config, loaded, None, lambda _: None, form)
 
 

@@ -42,9 +42,11 @@ def test_the_capital_of_france_is_paris(server):
     assert total_tokens == prompt_tokens + completion_tokens
 
 
-@pytest.mark.parametrize("params", [{}, {"stop": ["dog", "\n\n"]}, {"max_tokens": 1}, {"max_tokens": 7}], ids=str)
+@pytest.mark.parametrize("params", [{}, {"stop": ["keeper", "\n\n"]}, {"max_tokens": 1}, {"max_tokens": 7}], ids=str)
 def test_streamed_equals_plain(server, params):
-    assert streamed(server, STORY, **params) == plain(server, STORY, **params)
+    text, reason, usage = streamed(server, STORY, **params)
+    assert (text, reason, usage) == plain(server, STORY, **params)
+    assert reason == ("stop" if "stop" in params else "length")
 
 
 def test_many_at_once_equal_one_alone(server):

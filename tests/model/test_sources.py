@@ -3,7 +3,7 @@ from etils import epath
 
 from model.convert import check_tensors
 from model.errors import CheckpointError, SourceUnavailable
-from model.sources import find_source
+from model.sources import find_source, source_like
 from sharding.foreign import open_foreign
 from tests.model_files import TIED, write_tiny_gguf
 
@@ -46,3 +46,20 @@ def test_the_demo_model_that_was_fetched_before(tmp_path):
 def test_what_is_not_understood_is_named(tmp_path, src, error, words):
     with pytest.raises(error, match=words):
         _find(src, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("org/name", "hf:org/name"),
+        ("org/name@v1", "hf:org/name@v1"),
+        ("hf:org/name", "hf:org/name"),
+        ("pypi:some-gguf", "pypi:some-gguf"),
+        ("/models/llama", None),
+        ("./llama", None),
+        ("../llama", None),
+        ("llama", None),
+    ],
+)
+def test_what_a_text_that_is_no_path_may_have_meant(text, source):
+    assert source_like(text) == source
