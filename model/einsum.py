@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 MANY_ROWS = 512
-"""From so many up inputs are written down before the product. Else each of its tiles would make them anew, in code that
-a TPU's compiler takes twice as long for; fewer rows may not cost the bytes."""
+"""From so many up inputs are written down before the product, always if it is exact. Else each of its tiles would make
+them anew, in code that a TPU's compiler takes twice as long for; fewer rows, in every layer, may not cost the bytes."""
 
 
 def einsum(spec: str, x: jax.Array, w: jax.Array, *, is_exact: bool = False) -> jax.Array:
@@ -21,10 +21,10 @@ def einsum(spec: str, x: jax.Array, w: jax.Array, *, is_exact: bool = False) -> 
         return wide(x, w)
 
     def narrow(x: jax.Array, w: jax.Array) -> jax.Array:
-        if is_exact:
-            return wide(jax.lax.optimization_barrier(x), w)
-        if x.shape[0] >= MANY_ROWS:
+        if is_exact or x.shape[0] >= MANY_ROWS:
             x = jax.lax.optimization_barrier(x)
+        if is_exact:
+            return wide(x, w)
         # or XLA would widen first and add up then
         return jax.lax.optimization_barrier(jnp.einsum(spec, x, w)).astype(jnp.float32)
 
