@@ -287,10 +287,11 @@ def test_what_does_not_fit_is_refused_with_its_name(sources, copy, name, spoil, 
     assert words in str(caught.value)
 
 
-def test_a_missing_data_file_is_refused(sources, maxtext_run, tmp_path):
+def test_missing_data_files_are_refused(sources, maxtext_run, tmp_path):
+    """Those with numbers: any one of them may hold nothing but the optimizer's, which are never read."""
     run = shutil.copytree(maxtext_run, tmp_path / "run")
-    largest = max((path for path in run.rglob("d/*")), key=lambda path: path.stat().st_size)
-    largest.unlink()
+    for path in [path for path in run.rglob("d/*") if path.stat().st_size > 10_000]:
+        path.unlink()
     with pytest.raises(CheckpointError, match=r"cut or corrupt|damaged"):
         convert(open_run(run, sources["llama"]))
 
