@@ -32,12 +32,16 @@ def quantize(weight: jax.Array, inputs: Sequence[int], form: WeightFormat, dtype
 def _quantize_groups(weight: jax.Array, axis: int, group: int, dtype: str) -> qwix.QArray:
     """The extreme of each group becomes the lowest number, so that all of them are used; scales may be negative.
 
-    The form of GGUF's Q4_0. Numbers are rounded after the scale is, so that its rounding adds no error.
+    The form of GGUF's Q4_0. Numbers are rounded after the scale is, so that its rounding adds no error; and the scale
+    is rounded away from 0, so that what lies opposite the extreme is never cut by more than one of it.
     """
     groups = weight.reshape(*weight.shape[:axis], -1, group, *weight.shape[axis + 1 :])
     top, bottom = (pick(groups, axis=axis + 1, keepdims=True) for pick in (jnp.max, jnp.min))
     extreme = jnp.where(top > -bottom, top, bottom)
-    scale = jnp.where(extreme == 0, 1.0, extreme / LOWEST).astype(dtype)
+    exact = jnp.where(extreme == 0, 1.0, extreme / LOWEST)
+    nearest = exact.astype(dtype)
+    is_short = jnp.abs(nearest.astype(jnp.float32)) < jnp.abs(exact)
+    scale = jnp.where(is_short, jnp.nextafter(nearest, jnp.sign(nearest) * jnp.inf), nearest)
     numbers = jnp.clip(jnp.round(groups / scale.astype(jnp.float32)), LOWEST, -LOWEST - 1).astype(jnp.int8)
     low, high = jnp.split(numbers, 2, axis=axis + 1)
     packed = jax.lax.bitcast_convert_type((low & 15) | (high << 4), jnp.uint8)
