@@ -73,10 +73,11 @@ class PageTable:
     def append_each(self, slots: NDArray[np.intp], pages: Sequence[int]) -> None:
         """One column for each of these slots, which are rising; a slot that stands there twice gets two. `pages` are
         those of the first set, then those of the next."""
-        nth = np.arange(len(slots)) - np.searchsorted(slots, slots)
+        nth = np.arange(len(slots)) - slots.searchsorted(slots)
         ends = self.num_pages_B[slots] + nth
-        assert not (ends >= self.pages_per_slot).any(), "a slot would outgrow its row"
-        self.page_indices_WBJ[:, slots, ends] = np.reshape(pages, (self.num_sets, -1))
+        assert ends.max(initial=0) < self.pages_per_slot, "a slot would outgrow its row"
+        for table_BJ, of_set in zip(self.page_indices_WBJ, np.reshape(pages, (self.num_sets, -1)), strict=True):
+            table_BJ[slots, ends] = of_set
         self.num_pages_B[slots] = ends + 1  # of a repeated slot the last one counts
 
     def trim(self, slot: int, count: int, of_set: int = 0) -> list[int]:

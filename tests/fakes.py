@@ -18,6 +18,7 @@ from serving.engine.api import (
     EngineState,
     Prefilled,
     SequenceOutput,
+    StepNews,
     StepOutput,
     StepStats,
     TokenLogprobs,
@@ -176,7 +177,7 @@ class FakeEngineLoop:
                     **TIMES,
                     **STEPS,
                 )
-                on_step(StepOutput(tuple(outputs), self.load, stats))
+                on_step(StepOutput(_as_news(outputs), self.load, stats))
 
     def _read_inbox(self):
         outputs = []
@@ -249,6 +250,13 @@ class FakeEngineLoop:
         if stopped or token_id in sampling.stop_token_ids or (token_id == END_ID and not sampling.ignore_eos):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(sequence.token_ids) == sampling.max_tokens else None
+
+
+def _as_news(outputs):
+    """As the engine tells them: who got tokens and nothing else stands in columns."""
+    plain = [o for o in outputs if o.token_ids and o == SequenceOutput(o.request_id, o.token_ids)]
+    others = tuple(o for o in outputs if o not in plain)
+    return StepNews(others, [o.request_id for o in plain], [o.token_ids for o in plain])
 
 
 def byte_tokenizer_json(num_bytes=END_ID) -> str:

@@ -6,7 +6,7 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.api import SequenceOutput, TokenLogprobs
+from serving.engine.api import Prefilled, SequenceOutput, StepNews, TokenLogprobs
 from serving.engine.batch import NOT_FINITE
 from serving.engine.counts import EngineCounts
 from serving.engine.in_flight import InFlight
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 def commit_tokens(
     step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster, counts: EngineCounts, speculation: Speculation | None
-) -> list[SequenceOutput]:
+) -> StepNews:
     """`tokens_RI` are the step's, as the device gave them. Plain rows get theirs at once, the others a look each.
 
     `speculation` has made the guesses, if the engine makes any at all, and may have held rows back for them.
@@ -32,8 +32,9 @@ def commit_tokens(
     if step.num_drafts_r is not None and speculation is not None:
         _learn(step.num_drafts_r, step.sequences, tokens_rI, counts, speculation)
     odd_r, logprobs = step.is_odd(tokens_rI, roster.slots), step.read_logprobs()
-    plain = list(compress(step.sequences, (~odd_r).tolist()))
-    outputs += append_tokens(plain, tokens_rI[~odd_r].T.tolist())
+    plain_r = ~odd_r
+    plain = list(compress(step.sequences, plain_r.tolist()))
+    appended = append_tokens(plain, tokens_rI[plain_r].T.tolist())
     odd = zip(compress(step.sequences, odd_r.tolist()), tokens_rI[odd_r].tolist(), strict=True)
     # Who has ended while this step was in flight has tokens too many.
     ended = [
@@ -44,7 +45,7 @@ def commit_tokens(
     counts.generation_tokens += len(plain) * step.num_trips + sum(len(output.token_ids) for output in ended)
     if speculation is not None:
         _let_go_on(step, roster)
-    return outputs + ended
+    return StepNews((*outputs, *ended), [sequence.request_id for sequence in plain], appended)
 
 
 def _commit_chunks(step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster) -> list[SequenceOutput]:
@@ -63,11 +64,15 @@ def _commit_chunks(step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster)
                 outputs.append(SequenceOutput(sequence.request_id, embedding=vector))
             if num_written >= sequence.num_prompt:
                 if (prefilled := sequence.history.prefilled()) and sequence.finish_reason is None:
-                    outputs.append(SequenceOutput(sequence.request_id, prefilled=prefilled))
+                    outputs.append(_computed(sequence, prefilled))
                 roster.release_siblings(sequence)
         elif sequence.finish_reason is None:
             outputs.append(_finish_broken(sequence, (), roster))
     return outputs
+
+
+def _computed(sequence: Sequence, prefilled: Prefilled) -> SequenceOutput:
+    return SequenceOutput(sequence.request_id, cached_tokens=sequence.num_cached, prefilled=prefilled)
 
 
 def _commit_odd(
@@ -87,7 +92,7 @@ def _commit_odd(
         reason = FinishReason.STOP if matcher.is_stopped else reason
     if reason is not None:
         return roster.finish(sequence, reason, taken, logprobs=logprobs)
-    return SequenceOutput(sequence.request_id, taken, cached_tokens=sequence.num_cached, logprobs=logprobs)
+    return SequenceOutput(sequence.request_id, taken, logprobs=logprobs)
 
 
 def _finish_broken(sequence: Sequence, tokens: tuple[int, ...], roster: Roster) -> SequenceOutput:

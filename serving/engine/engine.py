@@ -15,7 +15,7 @@ from kv.layer_sets import Reach
 from kv.page_pool import PagePool
 from model.tree import Params
 from serving.engine.adapter_bank import AdapterForm
-from serving.engine.api import EngineRequest, SequenceOutput, StepStats
+from serving.engine.api import EngineRequest, SequenceOutput, StepNews, StepStats
 from serving.engine.batch import StepShape, build_batch, choose_shape
 from serving.engine.commit import commit_tokens
 from serving.engine.counts import EngineCounts
@@ -150,26 +150,27 @@ class Engine:
             prefix_cache=self._prefix_cache,
         )
 
-    def step(self, now: float = 0.0, took_s: float | None = None) -> tuple[SequenceOutput, ...]:
+    def step(self, now: float = 0.0, took_s: float | None = None) -> StepNews:
         """Dispatch the next step, then hand out the tokens of the one before. Deadlines before `now`, in monotonic
         seconds, have passed. `took_s` is another engine's, to be taken for this one's."""
         self._clock.start_step()
         self._learn_time(self.took_s if took_s is None else took_s)
-        outputs = [self._finish_late(sequence, now) for sequence in self._roster.waiting.overdue(now)]
+        late = [self._finish_late(sequence, now) for sequence in self._roster.waiting.overdue(now)]
         self._roster.trim()
         plan = self._plan()
         self._commit_plan(plan)
         dispatched = self._dispatch(plan) if plan.has_work else None
         if self._overlap:
             dispatched, self._in_flight = self._in_flight, dispatched
+        news = StepNews()
         if dispatched is not None:
             tokens_RI = self._clock.wait_for(dispatched.read_tokens)
             self._add_to_digest(tokens_RI)
             self._note_time(dispatched, tokens_RI)
-            outputs += commit_tokens(dispatched, tokens_RI, self._roster, self._counts, self._speculation)
+            news = commit_tokens(dispatched, tokens_RI, self._roster, self._counts, self._speculation)
         self.ring.end(*self._clock.end_step())
         self._roster.say()
-        return tuple(outputs)
+        return news.after(late) if late else news
 
     @property
     def adapters(self) -> AdapterForm | None:

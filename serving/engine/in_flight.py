@@ -93,12 +93,12 @@ class InFlight:
     def is_odd(self, tokens_rI: NDArray[np.int32], slots: SlotTable) -> NDArray[np.bool_]:
         """For each of `sequences`, whether more may be due than to append its tokens: it ends or broke down, has left
         its slot, follows a grammar, or asked for more."""
-        stops_rK = slots.stop_BK[self.slot_r]
         if self.num_drafts_r is not None:
             return np.ones(len(self.slot_r), np.bool_)  # each has as many tokens as guesses were right
+        stops_Kr = slots.stop_KB.take(self.slot_r, axis=1)
         odd_r = self.watched_r | (slots.owner_B[self.slot_r] != self.owner_r)
         for tokens_r in tokens_rI.T:
-            odd_r |= (stops_rK == tokens_r[:, None]).any(axis=1) | (tokens_r == NOT_FINITE)
+            odd_r |= (stops_Kr == tokens_r).any(axis=0) | (tokens_r == NOT_FINITE)
         return odd_r
 
     def read_logprobs(self) -> dict[str, tuple[TokenLogprobs, ...]]:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from serving.engine import trace
 from serving.engine.adapter_write import AdapterWrite
-from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepOutput, StepStats
+from serving.engine.api import EngineRequest, EngineState, SequenceOutput, StepNews, StepOutput, StepStats
 from serving.engine.engine import Engine
 from serving.engine.inputs import Command, Peers, StepInputs
 from serving.errors import EngineFailed, ServiceError
@@ -155,43 +155,42 @@ class EngineThread:
             if steps and self._peers is not None:
                 inputs = dataclasses.replace(inputs, commands=tuple(map(_with_seed, commands)))
                 self._peers.send(inputs)
-            outputs = [ended for command in inputs.commands if (ended := self._take_in(command)) is not None]
-            if steps:
-                outputs += self._step(inputs)
+            ends = [ended for command in inputs.commands if (ended := self._take_in(command)) is not None]
+            news = self._step(inputs) if steps else StepNews()
             if stopping:
-                outputs += self._engine.fail_all(EngineFailed("the engine is stopping."))
+                ends += self._engine.fail_all(EngineFailed("the engine is stopping."))
                 self._state = EngineState.STOPPED
                 if self._peers is not None:
                     self._peers.stop()
             self._load = self._engine.load
-            if outputs:
-                on_step(StepOutput(tuple(outputs), self._load, self._stats()))
+            if ends or news:
+                on_step(StepOutput(news.after(ends), self._load, self._stats()))
             if stopping:
                 return
 
     def _stats(self) -> StepStats:
         return dataclasses.replace(self._engine.stats, num_compiles_after_ready=self._compiles_after_ready())
 
-    def _step(self, inputs: StepInputs) -> list[SequenceOutput]:
+    def _step(self, inputs: StepInputs) -> StepNews:
         self._step_began = time.monotonic()
         try:
             return self._run_step(inputs)
         finally:
             self._step_began = 0.0
 
-    def _run_step(self, inputs: StepInputs) -> list[SequenceOutput]:
+    def _run_step(self, inputs: StepInputs) -> StepNews:
         try:
             with trace.traced_step(self._engine.stats.num_steps) if self._tracing else nullcontext():
-                outputs = list(self._engine.step(inputs.now, inputs.took_s))
+                news = self._engine.step(inputs.now, inputs.took_s)
         except Exception as error:
             logger.exception("the step failed")
             self._dump_steps()
-            return list(self._recover(_step_failed(error)))
-        if outputs and any(output.token_ids for output in outputs):
+            return StepNews(self._recover(_step_failed(error)))
+        if news.has_tokens:
             self._num_failures = 0
         if self._peers is not None and self._engine.digest is not None:
             self._peers.check(self._engine.digest)
-        return outputs
+        return news
 
     def _recover(self, failed: EngineFailed) -> tuple[SequenceOutput, ...]:
         self._num_failures += 1

@@ -20,7 +20,8 @@ class SlotTable:
     """Arrays are indexed by slot; in a free slot they are zero."""
 
     def __init__(self, num_slots: int) -> None:
-        self.sequences: list[Sequence | None] = [None] * num_slots
+        self.sequences: NDArray[np.object_] = np.full(num_slots, None)
+        """`Sequence` or None."""
         self.num_tokens_B: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         """Tokens of the sequence, those that are still on the device included."""
         self.max_len_B: NDArray[np.int32] = np.zeros(num_slots, np.int32)
@@ -33,7 +34,7 @@ class SlotTable:
         """Whether it asked for that band; it stays so when it is promoted."""
         self.decoded_at_B: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         """The plan in which it decoded last; 0 before."""
-        self.stop_BK: NDArray[np.int32] = np.full((num_slots, STOPS), NO_TOKEN, np.int32)
+        self.stop_KB: NDArray[np.int32] = np.full((STOPS, num_slots), NO_TOKEN, np.int32)
         """Tokens that end the sequence."""
         self.logprobs_B: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         """Whether log-probabilities of its tokens are wanted."""
@@ -92,7 +93,8 @@ class SlotTable:
 
     def at(self, slots: NDArray[np.intp]) -> list[Sequence]:
         """The sequences of occupied slots, in the order given."""
-        return [self.sequences[slot] for slot in slots.tolist()]
+        at: list[Sequence] = self.sequences[slots].tolist()
+        return at
 
     def enter(self, sequence: Sequence) -> None:
         """Give a waiting sequence a slot; it prefills first."""
@@ -110,7 +112,7 @@ class SlotTable:
         )
         many_stops = len(sequence.stop_ids) > STOPS
         self.watched_B[slot] = self.logprobs_B[slot] or self.grammar_B[slot] or many_stops
-        self.stop_BK[slot] = stop_columns(sequence)
+        self.stop_KB[:, slot] = stop_columns(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         slot = sequence.slot
@@ -141,5 +143,5 @@ class SlotTable:
 
 
 def stop_columns(sequence: Sequence) -> list[int]:
-    """A row of `stop_BK`; a sequence with more stop ids than columns is watched."""
+    """A column of `stop_KB`; a sequence with more stop ids than columns is watched."""
     return [*sequence.stop_ids, *[NO_TOKEN] * STOPS][:STOPS]

@@ -7,8 +7,8 @@ missing, since it never ended.
 import json
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from serving.engine.plan import StepPlan
 from serving.request import Load
@@ -18,8 +18,7 @@ MAX_FILES = 8
 PREFIX = "steps-"
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     """One planned step."""
 
     number: int
@@ -83,13 +82,13 @@ class StepRing:
     def end(self, host_s: float, device_wait_s: float) -> None:
         """The call of the newest step came back. Ignored when it has ended already: a call may dispatch nothing."""
         if self._records and self._records[-1].host_s is None:
-            self._records[-1] = replace(self._records[-1], host_s=host_s, device_wait_s=device_wait_s)
+            self._records[-1] = self._records[-1]._replace(host_s=host_s, device_wait_s=device_wait_s)
 
     def dump(self, folder: Path) -> Path:
         """Write one JSON object per line and return the file; only the newest `MAX_FILES` stay. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{PREFIX}{time.time_ns()}.jsonl"
-        path.write_text("".join(json.dumps(asdict(record)) + "\n" for record in self._records))
+        path.write_text("".join(json.dumps(record._asdict()) + "\n" for record in self._records))
         for old in sorted(folder.glob(f"{PREFIX}*.jsonl"))[:-MAX_FILES]:
             old.unlink(missing_ok=True)  # another replica may keep its dumps here, and clean up too
         return path

@@ -6,7 +6,6 @@ probes and balancers see it), streams finish within `drain_s`, what is left then
 
 import asyncio
 import contextlib
-import gc
 import logging
 import socket
 from collections.abc import Iterator
@@ -24,13 +23,12 @@ from serving.gateway.listener import BACKLOG, base_url
 from serving.gateway.protocol import GatewayProtocol
 from serving.gateway.server_tools.config import NO_TOOLS, ServerTools, read_server_tools
 from serving.metrics import Metrics
-from serving.process import StopRequest, configure_logging
+from serving.process import StopRequest, configure_logging, spare_the_collector
 from serving.replica.client import ReplicaClient
 
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75  # longer than the idle time of usual balancers, else they reuse a connection that is being closed
-GC_THRESHOLD = 20_000  # new objects between two looks; 700 by default
 LAST_EVENTS_S = 1.0  # time for the error events of cut streams to be written
 
 
@@ -54,18 +52,11 @@ async def _serve(config: GatewayConfig, tools: ServerTools, listener: socket.soc
     server = make_server(config, replica, admission, tools)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     logger.info("listening on %s", base_url(listener))
-    _spare_the_collector()
+    spare_the_collector()
     await stop.wait()
     await _drain(admission, replica, config.drain_s)
     server.should_exit = True
     await serving
-
-
-def _spare_the_collector() -> None:
-    """What is there now stays, and each token makes some objects that need no collector: let it look less often."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 20, 50)
 
 
 async def _drain(admission: Admission, replica: ReplicaClient, drain_s: float) -> None:

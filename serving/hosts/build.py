@@ -13,6 +13,7 @@ from serving.hosts import fingerprint
 from serving.hosts.follower import Follower
 from serving.hosts.join import jax_address
 from serving.hosts.leader import Hosts, Progress
+from serving.process import spare_the_collector
 from sharding.hosts import connect
 
 CONNECTED, READY = "connected", "ready"
@@ -41,6 +42,7 @@ def follow(config: EngineConfig, replica: ReplicaConfig, progress: Progress, fol
     engine, card = load_engine(config, progress)
     grammars = GrammarCompiler(card.text.tokenizer_json, engine.vocab_size, card.generation.eos_token_ids)
     engine.digest = 0
+    spare_the_collector()
     follower.say(READY, fingerprint.of_model(card, engine.max_seq_len, engine.load.total_pages))
     progress("ready; host 0 leads")
     for inputs in follower.inputs(grammars.restore):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from serving.engine.api import SequenceOutput
+from serving.engine.api import SequenceOutput, TokenLogprobs
 from serving.engine.tokenizer import Detokenizer, StopStrings
 from serving.replica.alignment import Alignment
 from serving.replica.events import TokenLogprob
@@ -62,30 +62,38 @@ class Answer:
             0 if self._thoughts is None else self._thoughts.num_tokens,
         )
 
+    def push_tokens(self, token_ids: tuple[int, ...]) -> AnswerNews:
+        """One step's tokens, the usual case: the engine tells nothing else."""
+        return self._push(token_ids, ())
+
     def push(self, output: SequenceOutput) -> AnswerNews:
         """One step's tokens. A stop string ends the answer before the engine knows; later steps are not pushed."""
-        before = self._completion_tokens
         self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
         self._drafted_tokens, self._accepted_tokens = output.drafted_tokens, output.accepted_tokens
+        return self._push(output.token_ids, output.logprobs, output.finish_reason)
+
+    def _push(
+        self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], reason: FinishReason | None = None
+    ) -> AnswerNews:
         if self._prompt_only:
-            ended = FinishReason.LENGTH if output.finish_reason is FinishReason.STOP else output.finish_reason
-            return AnswerNews("", 0, ended)
-        text, hit = self._push_ids(output)
+            return AnswerNews("", 0, FinishReason.LENGTH if reason is FinishReason.STOP else reason)
+        before = self._completion_tokens
+        text, hit = self._push_ids(token_ids, logprobs, reason)
         num_tokens = self._completion_tokens - before
         if hit:
-            logprobs = self._alignment.cut(len(text))
-            return AnswerNews(text, num_tokens, FinishReason.STOP, output.finish_reason is None, logprobs)
-        if output.finish_reason is None:
+            return AnswerNews(text, num_tokens, FinishReason.STOP, reason is None, self._alignment.cut(len(text)))
+        if reason is None:
             return AnswerNews(text, num_tokens, logprobs=self._alignment.show(len(text)))
         rest, hit = self._flush()
         text += rest
-        logprobs = self._alignment.cut(len(text)) if hit else self._alignment.end()
-        return AnswerNews(text, num_tokens, FinishReason.STOP if hit else output.finish_reason, logprobs=logprobs)
+        shown = self._alignment.cut(len(text)) if hit else self._alignment.end()
+        return AnswerNews(text, num_tokens, FinishReason.STOP if hit else reason, logprobs=shown)
 
-    def _push_ids(self, output: SequenceOutput) -> tuple[str, bool]:
+    def _push_ids(
+        self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], reason: FinishReason | None
+    ) -> tuple[str, bool]:
         """Token by token, so that text and count do not depend on how many tokens a step brings."""
         parts: list[str] = []
-        token_ids, reason = output.token_ids, output.finish_reason
         for index, token_id in enumerate(token_ids):
             self._completion_tokens += 1
             if reason is FinishReason.STOP and index == len(token_ids) - 1 and token_id in self._stop_ids:
@@ -93,8 +101,8 @@ class Answer:
             text = self._detokenizer.push((token_id,))
             if self._thoughts is not None:
                 self._thoughts.see(text)
-            if output.logprobs:
-                self._alignment.add(token_id, output.logprobs[index], len(text))
+            if logprobs:
+                self._alignment.add(token_id, logprobs[index], len(text))
             shown, hit = self._until_stop(text)
             parts.append(shown)
             if hit:

@@ -27,7 +27,7 @@ from serving.errors import ConfigError, EngineFailed
 from serving.hosts import fingerprint
 from serving.hosts.join import gather
 from serving.hosts.leader import Hosts
-from serving.process import StopRequest, configure_logging, leave
+from serving.process import StopRequest, configure_logging, leave, spare_the_collector
 from serving.replica.proto.replica_pb2_grpc import add_ReplicaServicer_to_server
 from serving.replica.served import ServedModel
 from serving.replica.server import POLL_S, ReplicaService
@@ -136,6 +136,7 @@ class ReplicaProcess:
                 if self._replica.num_processes > 1:
                     self._hosts = gather(self._replica, fingerprint.of_config(self._engine), report)
                 served = ServedModel.build(self._engine, *self._build(self._engine, report, self._hosts))
+                spare_the_collector()
             except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the future
                 if self._hosts is not None:
                     self._hosts.fail(str(error))

@@ -4,12 +4,13 @@ import itertools
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from serving.engine.api import EngineRequest, LoadedAdapter, Prefilled, SequenceOutput, StepOutput, StepStats
 from serving.errors import EngineFailed, ServiceError
-from serving.replica.answer import Answer
+from serving.replica.answer import Answer, AnswerNews
 from serving.replica.events import Delta, Ending
 from serving.replica.prompt_echo import PromptEcho
 from serving.replica.prompts import ReadPrompt
@@ -18,6 +19,8 @@ from serving.replica.status import ServedAdapter
 from serving.request import FinishReason, Load, Phases
 
 logger = logging.getLogger(__name__)
+
+NewsT = TypeVar("NewsT")
 
 
 class Listener(Protocol):
@@ -116,9 +119,12 @@ class RunningTable:
     def on_step(self, step: StepOutput) -> None:
         """Spread one step's news. An output without an entry is late news of an answer that has ended."""
         self.load, self.stats = step.load, step.stats
-        for output in step.outputs:
+        for output in step.news.outputs:
             if running := self._running.get(output.request_id):
                 self._push(running, output)
+        for engine_id, token_ids in zip(step.news.names, step.news.token_ids, strict=True):
+            if running := self._running.get(engine_id):
+                self._tell(running, engine_id, running.answer.push_tokens, token_ids)
 
     def _tell_prompt(self, first: _Running, delta: Delta) -> None:
         for engine_id in first.all_ids:
@@ -132,19 +138,29 @@ class RunningTable:
             running.prefilled, running.prefilled_at_s = output.prefilled, time.monotonic()
         if output.embedding:
             running.listener.add(running.handle, Delta("", 0, embedding=output.embedding))
+        self._tell(running, output.request_id, running.answer.push, output, output.error)
+
+    def _tell(
+        self,
+        running: _Running,
+        engine_id: str,
+        push: Callable[[NewsT], AnswerNews],
+        news_of_step: NewsT,
+        error: ServiceError | None = None,
+    ) -> None:
         try:
-            news = running.answer.push(output)
+            news = push(news_of_step)
         except Exception:  # one answer's text must not cost the others theirs
-            logger.exception("request %s: its tokens could not be turned into text", output.request_id)
-            self.served.engine.abort(output.request_id)
-            self._finish(output.request_id, FinishReason.ERROR, EngineFailed("the answer's tokens have no text."))
+            logger.exception("request %s: its tokens could not be turned into text", engine_id)
+            self.served.engine.abort(engine_id)
+            self._finish(engine_id, FinishReason.ERROR, EngineFailed("the answer's tokens have no text."))
             return
         if news.num_tokens or news.text or news.logprobs:
             running.listener.add(running.handle, Delta(news.text, news.num_tokens, news.logprobs))
         if news.abort:
-            self.served.engine.abort(output.request_id)
+            self.served.engine.abort(engine_id)
         if news.reason is not None:
-            self._finish(output.request_id, news.reason, output.error)
+            self._finish(engine_id, news.reason, error)
 
     def _finish(self, engine_id: str, reason: FinishReason, error: ServiceError | None) -> None:
         running = self._running.pop(engine_id)

@@ -142,8 +142,8 @@ def test_loaded_through_the_thread_that_serves(adapters, tmp_path):
     done, told = threading.Event(), []
 
     def on_step(step):
-        told.extend(step.outputs)
-        if any(output.finish_reason for output in step.outputs):
+        told.extend(step.news)
+        if any(output.finish_reason for output in step.news):
             done.set()
 
     def answer(choice):

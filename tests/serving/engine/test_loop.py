@@ -31,7 +31,7 @@ class Listener:
     def __call__(self, step):
         with self._news:
             self.steps.append(step)
-            for output in step.outputs:
+            for output in step.news:
                 assert output.request_id not in self.ended, "news after the end"
                 self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
                 if output.finish_reason is not None:
