@@ -1,7 +1,7 @@
 """podstream and its peers side by side, on the same weights and the same requests; tables on stdout.
 
-    python -m tests.bench.peers                                                  everything: some hours on two cores
-    python -m tests.bench.peers --rounds 1 --levels 1 8 --peers podstream,vllm --parts levels
+    python -m tests.bench.peers                                                  everything: an hour on two cores
+    python -m tests.bench.peers --rounds 3 --levels 1 8 --peers podstream,vllm --parts levels
 
 Peers are installed once, below podstream's home; llama.cpp is compiled there. Any other server joins with
 --cmd 'name=command with {port} {slots} {context} {dtype}'. Servers run one at a time, in turn, so that slow drift of a
@@ -29,9 +29,9 @@ from tests.bench.peer_servers import Home, Launch, LlamaCpp, Other, Peer, Podstr
 from tests.bench.peer_tables import all_tables
 
 PEERS = (Podstream, Vllm, LlamaCpp)
-DTYPES = ("float32", "bfloat16")
-PARTS = ("levels", "prefix", "protected", "mixed")
-LEVELS, RATES, PHASE_S = (1, 8, 32, 64), (0.5, 1.0), 60.0
+PARTS = {"float32": ("levels", "prefix", "protected", "mixed"), "bfloat16": ("levels", "prefix")}
+"""By type of weights, which does not change who waits for whom: that is asked once."""
+LEVELS, RATES, PHASE_S = (1, 8, 32, 64), (0.25, 0.5), 40.0
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,16 @@ class Visit:
 
 def visits(fits_slots: bool, dtype: str, options: argparse.Namespace) -> Iterator[Visit]:
     """All of one round for one server; one that fits its slots to the streams is started for each number of them."""
-    levels = tuple(options.levels) if "levels" in options.parts else ()
-    streams = sorted({*levels, *([PREFIX_STREAMS] if "prefix" in options.parts else [])})
+    parts = options.parts or PARTS[dtype]
+    levels = tuple(options.levels) if "levels" in parts else ()
+    streams = sorted({*levels, *([PREFIX_STREAMS] if "prefix" in parts else [])})
     for group in [(count,) for count in streams] if fits_slots else [tuple(streams)]:
         if group:
-            prefix = "prefix" in options.parts and PREFIX_STREAMS in group
+            prefix = "prefix" in parts and PREFIX_STREAMS in group
             wanted = Wanted(tuple(n for n in group if n in levels), prefix, requests=options.requests)
             yield Visit(Launch(dtype, max(group), CONTEXT), wanted)
-    protected_s = options.phase_s if "protected" in options.parts else 0.0
-    rates = tuple(options.rates) if "mixed" in options.parts else ()
+    protected_s = options.phase_s if "protected" in parts else 0.0
+    rates = tuple(options.rates) if "mixed" in parts else ()
     if protected_s or rates:
         wanted = Wanted(protected_s=protected_s, rates=rates, requests=options.requests)
         yield Visit(Launch(dtype, mixed.SLOTS, mixed.CONTEXT), wanted)
@@ -99,11 +100,11 @@ def _first(group: BaseExceptionGroup) -> BaseException:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build/peers.jsonl"), help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="0 only prints the tables of --out")
+    parser.add_argument("--rounds", type=int, default=1, help="0 only prints the tables of --out")
     parser.add_argument("--peers", default=",".join(peer.name for peer in PEERS), help="default: %(default)s")
     parser.add_argument("--cmd", action="append", default=[], metavar="NAME=COMMAND", help="another server")
-    parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
-    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--dtypes", nargs="+", default=tuple(PARTS), choices=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=PARTS["float32"], help="default: all; of bfloat16 the first two")
     parser.add_argument("--levels", type=int, nargs="+", default=LEVELS, help="numbers of streams")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="requests a second of the mixed load")
     parser.add_argument("--requests", type=int, help="of each measurement; default: by its size")

@@ -33,6 +33,11 @@ def test_others_are_started_once_for_all_levels():
     assert [(visit.launch.slots, visit.wanted.levels, visit.wanted.prefix) for visit in found] == [(8, (), True)]
 
 
+def test_who_waits_for_whom_is_asked_once_unless_it_is_asked_for():
+    assert [visit.wanted.protected_s for visit in visits(False, "bfloat16", parse([]))] == [0.0]
+    assert all(visit.wanted.rates for visit in visits(False, "bfloat16", parse(["--parts", "mixed"])))
+
+
 def test_what_runs_at_once_is_warmed_up():
     every, one = visits(False, "float32", parse(["--levels", "1"]))
     assert (every.wanted.streams, one.wanted.streams) == ({1, PREFIX_STREAMS}, {INTERACTIVE, SLOTS})
