@@ -1,4 +1,5 @@
-"""The C library's heap while weights are read: what is freed goes back to the system at once."""
+"""The C library's heap: what is freed goes back to the system, at once while weights are read, and once when programs
+have been compiled, of which it would keep half a GiB."""
 
 import ctypes
 from collections.abc import Iterator
@@ -27,3 +28,10 @@ def freed_at_once() -> Iterator[None]:
     finally:
         mallopt(_MMAP_THRESHOLD, _MOST_BYTES)
         mallopt(_TRIM_THRESHOLD, 2 * _MOST_BYTES)
+
+
+def give_back() -> None:
+    """All that is free now. With other C libraries than glibc nothing happens."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -38,6 +38,7 @@ from serving.engine.programs import Programs
 from serving.engine.step import StepSpec
 from serving.engine.useful_pages import default_pages, sets_notes, useful_pages
 from serving.errors import ConfigError
+from sharding import heap
 from sharding.choose_mesh import check_spec, choose_spec
 from sharding.hosts import check_hosts, least, only_one_step_at_a_time
 from sharding.mesh import make_mesh
@@ -262,6 +263,7 @@ def _compile(programs: Programs, shapes: tuple[StepShape, ...], progress: Progre
 
     progress(f"compiling: 0 of {len(shapes)} programs")
     programs.compile(shapes, report, num_threads=num_compile_threads(programs.spec.mesh))
+    heap.give_back()
 
 
 def _max_tiles(config: EngineConfig) -> int:
