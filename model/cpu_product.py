@@ -9,6 +9,7 @@ No annotations: Numba compiles a function from the types that it is called with.
 """
 
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import binding, ir
@@ -26,9 +27,18 @@ JOB_WORDS = OUTPUTS + 1
 
 # A tile of rows x columns is summed in registers: of 32 of 16 floats, or of 16 of 8 floats.
 _LANES, _TILE_ROWS, _SUMS = (16, 12, 24) if binding.get_host_cpu_features().get("avx512f") else (8, 6, 12)
-_BLOCK = 128  # inputs whose weights stay in the first cache
+_BLOCK = 192  # inputs at most, whose weights stay in the first cache
+_CACHE_LINE = 64
 _FLOAT, _BYTE, _INT, _WORD = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INT, _LANES)
+
+
+class _Fetch(NamedTuple):
+    """What a loop fetches meanwhile: `step` bytes from `start` on for each input, in so many cache lines a turn."""
+
+    start: ir.Value
+    step: ir.Value
+    lines: int
 
 
 @intrinsic
@@ -38,7 +48,7 @@ def _add_tile(typing_context, rows, x, panel, out, depth, inputs, outputs, ahead
     Addresses of float32 x[rows, inputs] and out[rows, outputs], and of the panel's `element`s: np.float32 as
     [inputs, WIDTH], or np.uint16 for bfloat16 as [inputs / 2, WIDTH, 2], where a pair of inputs shares 32 bits, or
     np.int8 as [inputs, WIDTH].
-    Meanwhile `ahead_step` bytes from `ahead` on are fetched for each input: what is read next.
+    Meanwhile as many bytes from `ahead` on are fetched as `ahead_step` for each input: what is read next.
     """
 
     def generate(context, builder, signature, arguments):
@@ -60,15 +70,18 @@ def _add_tile(typing_context, rows, x, panel, out, depth, inputs, outputs, ahead
 
 
 def _generate_tile(builder, rows, kind, x, panel, out, depth, inputs, outputs, ahead, ahead_step):
-    """As many columns at a time as there are registers for; the first ones fetch."""
+    """As many columns at a time as there are registers for; each lot fetches its share, so that memory never rests."""
     columns = min(WIDTH, _SUMS // rows * _LANES)
     columns = next(size for size in range(columns, 0, -_LANES) if WIDTH % size == 0)
     x = builder.inttoptr(x, _FLOAT.as_pointer())
     out = builder.inttoptr(out, _FLOAT.as_pointer())
     panel = builder.inttoptr(panel, kind.as_pointer())
-    for first in range(0, WIDTH, columns):
-        fetch = (ahead, ahead_step) if first == 0 else None
-        taken = range(first, first + columns, _LANES)
+    lots = WIDTH // columns
+    share = builder.udiv(ahead_step, _word(lots))
+    for lot in range(lots):
+        start = builder.add(ahead, builder.mul(builder.mul(depth, share), _word(lot)))
+        taken = range(lot * columns, (lot + 1) * columns, _LANES)
+        fetch = _Fetch(start, share, max(WIDTH // lots * _num_bytes(kind) // _CACHE_LINE, 1))
         _generate_columns(builder, rows, taken, kind, x, panel, out, depth, inputs, outputs, fetch)
 
 
@@ -95,12 +108,12 @@ def _generate_columns(builder, rows, columns, kind, x, panel, out, depth, inputs
         start = builder.gep(panel, [builder.mul(line, _word(WIDTH))])
         vector = ir.VectorType(kind, _LANES).as_pointer()
         places = (builder.bitcast(builder.gep(start, [_word(column)]), vector) for column in columns)
-        return [builder.load(place, align=kind.width // 8 if kind is not _FLOAT else 4) for place in places]
+        return [builder.load(place, align=_num_bytes(kind)) for place in places]
 
     copy(targets, sums, align=4)
-    with cgutils.for_range_slice(builder, _word(0), depth, _word(2 if kind is _INT else 1)) as (index, _):
-        if fetch is not None:
-            _fetch(builder, index, *fetch)
+    taken = 2 if kind is _INT else 1
+    with cgutils.for_range_slice(builder, _word(0), depth, _word(taken)) as (index, _):
+        _generate_fetch(builder, index, taken, fetch)
         if kind is _INT:
             both = load(builder.lshr(index, _word(1)))
             low = [builder.shl(bits, ir.Constant(_INTS, [16] * _LANES)) for bits in both]
@@ -118,11 +131,15 @@ def _vector_at(builder, numbers, index):
     return builder.bitcast(builder.gep(numbers, [index]), _FLOATS.as_pointer())
 
 
-def _fetch(builder, index, ahead, step):
-    """Twice half a step, since a step may be two cache lines."""
-    first = builder.add(ahead, builder.mul(index, step))
-    for address in (first, builder.add(first, builder.lshr(step, _word(1)))):
-        generate_prefetch(builder, address)
+def _generate_fetch(builder, index, inputs, fetch):
+    first = builder.add(fetch.start, builder.mul(index, fetch.step))
+    part = builder.udiv(builder.mul(fetch.step, _word(inputs)), _word(fetch.lines))
+    for line in range(fetch.lines):
+        generate_prefetch(builder, builder.add(first, builder.mul(part, _word(line))))
+
+
+def _num_bytes(kind):
+    return 4 if kind is _FLOAT else kind.width // 8
 
 
 def _word(number):
@@ -164,15 +181,21 @@ def work(address, element):
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def _add_panel(job, weights, ahead, out, outputs, element):
-    """A block of inputs at a time, small enough to stay near while all rows meet it, and the next one on its way."""
+    """A block of inputs at a time, small enough to stay near while all rows meet it, and the next one on its way.
+
+    Blocks are of one size, so that each fetches the whole of the next.
+    """
     rows, inputs = job[ROWS], job[INPUTS]
     line_bytes = WIDTH * num_bytes(element)
-    ahead_step = line_bytes // ((rows + _TILE_ROWS - 1) // _TILE_ROWS)
-    for first in range(0, inputs, _BLOCK):
-        depth = min(inputs - first, _BLOCK)
-        soon = weights + (first + _BLOCK) * line_bytes if first + _BLOCK < inputs else ahead
+    num_blocks = (inputs + _BLOCK - 1) // _BLOCK
+    block_inputs = (inputs + num_blocks - 1) // num_blocks
+    block_inputs += block_inputs % 2
+    for first in range(0, inputs, block_inputs):
+        depth = min(inputs - first, block_inputs)
+        soon = weights + (first + block_inputs) * line_bytes if first + block_inputs < inputs else ahead
         for row in range(0, rows, _TILE_ROWS):
             count = min(rows - row, _TILE_ROWS)
+            ahead_step = line_bytes * count // rows
             x = job[X] + 4 * (row * inputs + first)
             block = weights + first * line_bytes
             _add_tile(count, x, block, out + 4 * row * outputs, depth, inputs, outputs, soon, ahead_step, element)
