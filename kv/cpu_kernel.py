@@ -12,6 +12,7 @@ from numba import carray, njit
 
 from model.cpu_calls import HEADER_WORDS, NUM_ITEMS, item_done, next_item
 from model.cpu_simd import (
+    HEADS_AT_ONCE,
     LANES,
     add_weighted,
     as_bits,
@@ -19,7 +20,6 @@ from model.cpu_simd import (
     as_pointer,
     narrow,
     num_bytes,
-    prefetch_line,
     widen,
 )
 
@@ -78,18 +78,29 @@ def _is_finite(x):
 
 
 @_compiled
-def _mix(weights, rows, count, columns, out, element):
-    """out[:columns] += weights[:count] . rows[:count, :columns], all by address."""
-    whole = columns - columns % LANES
-    for c in range(0, whole, LANES):
-        add_weighted(out + 4 * c, weights, rows + num_bytes(element) * c, count, columns, element)
+def _mix(weights_RI, at, rows, count, columns, out_RC, out_at, ahead, element):
+    """out[:, out_at:][:, :columns] += weights[:, at:][:, :count] . rows[:count, :columns], the rows by address.
+
+    Meanwhile as much from the address `ahead` on is fetched: what is read next lies elsewhere, where no processor looks
+    by itself. Line by line, since many at once keep it from computing.
+    """
+    R, whole = weights_RI.shape[0], columns - columns % LANES
+    for r in range(0, R, HEADS_AT_ONCE):
+        heads = min(R - r, HEADS_AT_ONCE)
+        weights = weights_RI.ctypes.data + 4 * (r * weights_RI.shape[1] + at)
+        out = out_RC.ctypes.data + 4 * (r * out_RC.shape[1] + out_at)
+        for c in range(0, whole, LANES):
+            column = rows + num_bytes(element) * c
+            soon = ahead + num_bytes(element) * c * count
+            add_weighted(
+                heads, out + 4 * c, out_RC.shape[1], weights, weights_RI.shape[1], column, count, columns, soon, element
+            )
     if whole < columns:
-        out_c = carray(as_pointer(out), (columns,), np.float32)
-        weight_i = carray(as_pointer(weights), (count,), np.float32)
         row_ic = carray(as_pointer(rows), (count, columns), element)
-        for i in range(count):
-            for c in range(whole, columns):
-                out_c[c] += weight_i[i] * widen(row_ic[i, c])
+        for r in range(R):
+            for i in range(count):
+                for c in range(whole, columns):
+                    out_RC[r, out_at + c] += weights_RI[r, at + i] * widen(row_ic[i, c])
 
 
 @_compiled
@@ -123,13 +134,6 @@ def _page_head(job, page, h):
     return (job[LAYER] * job[PAGES_IN_POOL] + page) * job[KV_HEADS] + h
 
 
-@njit(inline="always")
-def _prefetch(address, num_bytes):
-    """The next page comes while this one is computed: it lies elsewhere, where no processor looks by itself."""
-    for line in range(0, num_bytes, 64):
-        prefetch_line(address + line)
-
-
 @_compiled
 def _attend(job, s, h, length, scores_RU, scaled_RH, element):
     """The query heads of one KV head: scores page by page, softmax, then values page by page."""
@@ -149,25 +153,26 @@ def _attend(job, s, h, length, scores_RU, scaled_RH, element):
     for r in range(R):
         for d in range(H):
             scaled_RH[r, d] = q_RH[r, d] * scale
+    keys = job[KEYS] + _page_head(job, pages_SJ[s, start_page], h) * page_bytes
+    first_values = job[VALUES] + _page_head(job, pages_SJ[s, start_page], h) * page_bytes
     for j in range(start_page, num_pages):
-        keys = job[KEYS] + _page_head(job, pages_SJ[s, j], h) * page_bytes
+        ahead = first_values
         if j + 1 < num_pages:
-            _prefetch(job[KEYS] + _page_head(job, pages_SJ[s, j + 1], h) * page_bytes, page_bytes)
-        for r in range(R):
-            _mix(scaled_RH[r].ctypes.data, keys, H, G, scores_RU[r, j * G :].ctypes.data, element)
-    _prefetch(job[VALUES] + _page_head(job, pages_SJ[s, start_page], h) * page_bytes, page_bytes)
+            ahead = job[KEYS] + _page_head(job, pages_SJ[s, j + 1], h) * page_bytes
+        _mix(scaled_RH, 0, keys, H, G, scores_RU, j * G, ahead, element)
+        keys = ahead
     for r in range(R):
         if cap > 0:
             _soft_cap(scores_RU[r, start:length], cap)
         _softmax(scores_RU[r, start:length])
         scores_RU[r, start_page * G : start] = 0
+    values = first_values
     for j in range(start_page, num_pages):
-        values = job[VALUES] + _page_head(job, pages_SJ[s, j], h) * page_bytes
+        ahead = values
         if j + 1 < num_pages:
-            _prefetch(job[VALUES] + _page_head(job, pages_SJ[s, j + 1], h) * page_bytes, page_bytes)
-        count = min(G, length - j * G)
-        for r in range(R):
-            _mix(scores_RU[r, j * G :].ctypes.data, values, count, H, out_RH[r].ctypes.data, element)
+            ahead = job[VALUES] + _page_head(job, pages_SJ[s, j + 1], h) * page_bytes
+        _mix(scores_RU, j * G, values, min(G, length - j * G), H, out_RH, 0, ahead, element)
+        values = ahead
 
 
 @_compiled

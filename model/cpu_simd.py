@@ -11,7 +11,9 @@ from numba.extending import intrinsic, overload
 
 LANES = 16
 """Floats in a vector; where the processor has shorter ones, LLVM takes several."""
-_UNROLL = 4  # partial sums, so that a product need not wait for the one before
+HEADS_AT_ONCE = 4
+"""Whose sums have room in registers."""
+_UNROLL = (0, 4, 2, 2, 1)  # partial sums of so many heads, so that a product need not wait for the one before
 _FLOAT, _INT, _WORD = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 
@@ -57,19 +59,8 @@ def fetch_add(typing_context, address, amount):
     return types.int64(types.int64, types.int64), generate
 
 
-@intrinsic
-def prefetch_line(typing_context, address):
-    """Start to bring the cache line at `address` near."""
-
-    def generate(context, builder, signature, arguments):
-        generate_prefetch(builder, arguments[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
 def generate_prefetch(builder, address):
-    """For intrinsics: what `prefetch_line` does."""
+    """For intrinsics: start to bring the cache line at `address` near."""
     pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
     for_reading, near_l2, data = (ir.Constant(_INT, number) for number in (0, 2, 1))
@@ -105,42 +96,62 @@ def address_of(symbol):
 
 
 @intrinsic
-def add_weighted(typing_context, out, weights, rows, count, stride, element):
-    """out[:16] += sum of weights[i] * rows[i * stride :][:16] for i < count.
+def add_weighted(typing_context, heads, out, out_step, weights, weights_step, rows, count, stride, ahead, element):
+    """out[h * out_step :][:16] += sum of weights[h * weights_step + i] * rows[i * stride :][:16] for i < count, for
+    each h < heads, at most HEADS_AT_ONCE, which share what they read.
 
-    `out` and `weights` are addresses of float32, `rows` of `element`: np.float32, or np.uint16 for bfloat16.
+    `out` and `weights` are addresses of float32, `rows` of `element`: np.float32, or np.uint16 for bfloat16. Meanwhile
+    count * 16 elements from `ahead` on are fetched: what is read next.
     """
 
     def generate(context, builder, signature, arguments):
-        out, weights, rows, count, stride, _ = arguments
-        kind = ir.IntType(16) if _is_bfloat16(signature.args[5]) else _INT
-        weights = builder.inttoptr(weights, _FLOAT.as_pointer())
+        heads, out, out_step, weights, weights_step, rows, count, stride, ahead, _ = arguments
+        kind = ir.IntType(16) if _is_bfloat16(signature.args[9]) else _INT
+        outs, weights = (builder.inttoptr(address, _FLOAT.as_pointer()) for address in (out, weights))
         rows = builder.inttoptr(rows, kind.as_pointer())
-        target = builder.inttoptr(out, _VECTOR.as_pointer())
-        sums = [cgutils.alloca_once_value(builder, ir.Constant(_VECTOR, None)) for _ in range(_UNROLL)]
-
-        def add(index, place):
-            term = builder.fmul(
-                _broadcast(builder, builder.load(builder.gep(weights, [index]), align=4)),
-                _load_floats(builder, builder.gep(rows, [builder.mul(index, stride)]), kind),
-                flags=("contract",),
-            )
-            builder.store(builder.fadd(builder.load(place), term, flags=("contract",)), place)
-
-        whole = builder.and_(count, ir.Constant(_WORD, -_UNROLL))
-        with cgutils.for_range_slice(builder, ir.Constant(_WORD, 0), whole, ir.Constant(_WORD, _UNROLL)) as (index, _):
-            for lane, place in enumerate(sums):
-                add(builder.add(index, ir.Constant(_WORD, lane)), place)
-        with cgutils.for_range_slice(builder, whole, count, ir.Constant(_WORD, 1)) as (index, _):
-            add(index, sums[0])
-        total = builder.load(target, align=4)
-        for place in sums:
-            total = builder.fadd(total, builder.load(place))
-        builder.store(total, target, align=4)
+        done = builder.append_basic_block("done")
+        switch = builder.switch(heads, done)
+        for count_of_heads in range(1, HEADS_AT_ONCE + 1):
+            block = builder.append_basic_block(f"heads_{count_of_heads}")
+            switch.add_case(ir.Constant(_WORD, count_of_heads), block)
+            with builder.goto_block(block):
+                numbers = [ir.Constant(_WORD, head) for head in range(count_of_heads)]
+                targets = [builder.gep(outs, [builder.mul(out_step, number)]) for number in numbers]
+                of_heads = [builder.gep(weights, [builder.mul(weights_step, number)]) for number in numbers]
+                _add_weighted(builder, targets, of_heads, rows, count, stride, ahead, kind)
+                builder.branch(done)
+        builder.position_at_end(done)
         return context.get_dummy_value()
 
-    integer = types.int64
-    return types.void(integer, integer, integer, integer, integer, element), generate
+    word = types.int64
+    return types.void(word, word, word, word, word, word, word, word, word, element), generate
+
+
+def _add_weighted(builder, targets, weights, rows, count, stride, ahead, kind):
+    unroll = _UNROLL[len(targets)]
+    sums = [[cgutils.alloca_once_value(builder, ir.Constant(_VECTOR, None)) for _ in targets] for _ in range(unroll)]
+
+    def add(index, places):
+        fetched = builder.mul(index, ir.Constant(_WORD, LANES * kind.width // 8))
+        generate_prefetch(builder, builder.add(ahead, fetched))
+        row = _load_floats(builder, builder.gep(rows, [builder.mul(index, stride)]), kind)
+        for of_head, place in zip(weights, places, strict=True):
+            weight = _broadcast(builder, builder.load(builder.gep(of_head, [index]), align=4))
+            term = builder.fmul(weight, row, flags=("contract",))
+            builder.store(builder.fadd(builder.load(place), term, flags=("contract",)), place)
+
+    whole = builder.and_(count, ir.Constant(_WORD, -unroll))
+    with cgutils.for_range_slice(builder, ir.Constant(_WORD, 0), whole, ir.Constant(_WORD, unroll)) as (index, _):
+        for lane, places in enumerate(sums):
+            add(builder.add(index, ir.Constant(_WORD, lane)), places)
+    with cgutils.for_range_slice(builder, whole, count, ir.Constant(_WORD, 1)) as (index, _):
+        add(index, sums[0])
+    for head, start in enumerate(targets):
+        target = builder.bitcast(start, _VECTOR.as_pointer())
+        total = builder.load(target, align=4)
+        for places in sums:
+            total = builder.fadd(total, builder.load(places[head]))
+        builder.store(total, target, align=4)
 
 
 def _broadcast(builder, number):
