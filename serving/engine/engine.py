@@ -173,6 +173,17 @@ class Engine:
         return news.after(late) if late else news
 
     @property
+    def spare_s(self) -> float:
+        """Seconds for which the next step may still wait for newcomers, since the device is busy for longer: it runs in
+        order, so a step dispatched any sooner begins no sooner. Twice the host's time for a step comes off, since that
+        varies. 0 as long as nobody knows."""
+        step = self._in_flight
+        if step is None or self._costs is None or step.num_drafts_r is not None:
+            return 0.0
+        busy_s = self._trip_times.at_least(step.num_rows, step.num_tiles) - self._clock.run_s(step.dispatched_s)
+        return max(0.0, busy_s - 2 * self._clock.last_host_s)
+
+    @property
     def adapters(self) -> AdapterForm | None:
         """Of the adapters for which there are places; None without any."""
         return None if self._programs.adapters is None else self._programs.adapters.form

@@ -1,7 +1,8 @@
 """EngineThread: the one thread that owns an Engine.
 
 1. Others put submissions and aborts into the inbox; nobody else touches the engine.
-2. The thread empties the inbox; when the engine is idle it waits there.
+2. The thread empties the inbox. It waits there when the engine is idle, and while the device is busy with the last step
+   for long enough: whoever comes meanwhile is in the next one.
 3. It runs one step: dispatch the next device call, read the tokens of the one before.
 4. News of the step, and how full the engine is, go to `on_step` as one value.
 5. A step that raises fails the requests that had begun, and the engine starts anew with empty pages: what lies on the
@@ -220,7 +221,8 @@ class EngineThread:
             logger.error("what the last %d steps planned is in %s", len(ring.records), path)
 
     def _read_inbox(self) -> tuple[tuple[Command, ...], bool]:
-        """All messages that are there, and whether to stop behind them; waits for one when there is nothing to do."""
+        """All messages that are there, and whether to stop behind them; waits for one when there is nothing to do, and
+        for more when there is time."""
         commands: list[Command] = []
         for message in self._messages():
             if isinstance(message, _Stop):
@@ -232,13 +234,15 @@ class EngineThread:
         return tuple(commands), False
 
     def _messages(self) -> Iterator[_Message]:
-        idle = self._state is not EngineState.READY or not self._engine.has_work
-        try:
-            yield self._inbox.get(block=idle)
-            while True:
-                yield self._inbox.get_nowait()
-        except queue.Empty:
-            return
+        if self._state is not EngineState.READY or not self._engine.has_work:
+            yield self._inbox.get()
+        while True:
+            # Other hosts get the inputs over a network that nobody has measured.
+            wait_s = self._engine.spare_s if self._peers is None else 0.0
+            try:
+                yield self._inbox.get(block=wait_s > 0, timeout=wait_s)
+            except queue.Empty:
+                return
 
     def _write_adapter(self, message: AdapterWrite) -> None:
         if self._state is EngineState.READY:

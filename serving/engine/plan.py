@@ -38,7 +38,7 @@ class Limits:
     """How many times longer batch work may make a step in which interactive sequences decode."""
     share_first: float = 1.1
     """The same, while one of them waits for its first token."""
-    floor_every: int = 4
+    floor_every: int = 6
     """One step of so many may have batch prompts."""
     share_floor: float = 4.0
     """How many times longer batch work may make that step."""

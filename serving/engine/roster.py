@@ -99,6 +99,8 @@ class Roster:
             self.pages.fill(sequence, num_tokens)
         self.pages.grow(plan.grow)
         self.slots.decoded_at_B[plan.decode] = step
+        if any(chunk.sequence.is_patient for chunk in plan.prefill):
+            self.slots.batch_prompt_at = step
         for chunk in plan.catch_up:
             self.pages.note_drafted(chunk.sequence, chunk.start + chunk.length)
 

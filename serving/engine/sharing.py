@@ -9,8 +9,9 @@ that is cheap, as where decoding is bound by reading weights, nobody is held bac
   interactive rows alone takes.
 
 In that step a batch row and a tile go along whatever they cost, the tile before more rows, so the batch band never
-stands still; beside people's prompts, whose steps are long, only in one such step of `Limits.floor_every`. People's own
-prompts have the whole chunk: shorter ones are more steps, and each pays for the rows beside them.
+stands still; beside people's prompts, whose steps are long, only where no batch prompt went on for
+`Limits.floor_every` such steps. People's own prompts have the whole chunk: shorter ones are more steps, and each pays
+for the rows beside them.
 """
 
 import math
@@ -67,7 +68,7 @@ def share_step(waiting: Items[Sequence], slots: SlotTable, limits: Limits, costs
     most_s = -math.inf if alone_s is None else share * alone_s  # if nobody knows, this step will tell
     if is_floor and decode_s is not None:
         most_s = max(most_s, limits.share_floor * decode_s)
-    is_due = is_floor and (not people_tiles or step % limits.floor_every**2 == 0)
+    is_due = is_floor and (not people_tiles or step - slots.batch_prompt_at >= limits.floor_every**2)
     least_tiles = min(left, 1) if is_due and _has_batch_prompt(waiting, slots) else 0
     beside, tiles = own_rows + least_tiles, people_tiles + least_tiles
     num_batch = _fitting(len(batch), int(is_due), lambda n: costs.at_most(beside + n, tiles) <= most_s)

@@ -49,6 +49,8 @@ class SlotTable:
         """Whether each of its tokens needs a look: log-probabilities, a grammar, more stop ids than columns."""
         self.owner_B: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         """Counts the sequences that left the slot: what a step in flight knows of the slot may be of a former owner."""
+        self.batch_prompt_at = 0
+        """The plan in which a prompt of the batch band was computed last; 0 before."""
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property

@@ -36,6 +36,10 @@ class StepClock:
         self._waited += self._now() - before
         return result
 
+    def run_s(self, dispatched_s: float) -> float:
+        """Seconds that a call dispatched then has had the device for itself, if the call before it has been read."""
+        return self._now() - max(dispatched_s, self._call_ended)
+
     def end_call(self, dispatched_s: float) -> float:
         """Seconds that a call, whose tokens have just been read, had the device for itself: since it was dispatched, or
         since the call before it was done. Where the host is late it is an upper bound."""

@@ -5,6 +5,8 @@ import math
 from dataclasses import dataclass
 
 _WEIGHT = 0.25  # of the newest measurement
+_FIRST, _GROWTH = 0.25, 1.1  # of the least: how much of the first measurement, and how it follows longer ones
+_SURE = 0.8  # of the least
 
 Size = tuple[int, int]
 
@@ -20,6 +22,7 @@ class TripTimes:
         """`fixed_s` is what `estimate` says instead of what was measured."""
         self._fixed_s = fixed_s
         self._mean_s: dict[Size, float] = {}
+        self._least_s: dict[Size, float] = {}
         self._ran: set[Size] = set()
 
     def estimate(self, num_rows: int) -> float:
@@ -39,6 +42,11 @@ class TripTimes:
         known = [mean for (r, t), mean in self._mean_s.items() if r >= rows and t >= tiles]
         return min(known, default=0.0)
 
+    def at_least(self, num_rows: int, num_tiles: int) -> float:
+        """What a step of that size hardly ever falls short of: a part of the least that was measured lately, since one
+        that was held up says nothing about the next. 0 as long as nobody knows."""
+        return _SURE * self._least_s.get(_size(num_rows, num_tiles), 0.0)
+
     def note(self, num_rows: int, call_s: float, num_trips: int, num_tiles: int = 0) -> None:
         """A call took so long; one without trips, whose rows had all ended before, says nothing."""
         size = _size(num_rows, num_tiles)
@@ -46,6 +54,7 @@ class TripTimes:
             self._ran.add(size)
         elif num_trips:
             trip_s = call_s / num_trips
+            self._least_s[size] = min(trip_s, _GROWTH * self._least_s.get(size, _FIRST * trip_s))
             self._mean_s[size] = (1 - _WEIGHT) * self._mean_s.get(size, trip_s) + _WEIGHT * trip_s
 
 

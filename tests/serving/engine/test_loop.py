@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from serving.engine import commit
-from serving.engine.api import EngineState
+from serving.engine.api import EngineState, StepNews
 from serving.engine.build import TILE_TOKENS
 from serving.engine.loop import MAX_FAILURES, EngineThread
 from serving.engine.plan import Limits
@@ -85,6 +85,47 @@ def test_abort_ends_a_request_within_a_step(started):
     loop.abort("never heard of")
     loop.submit(request("b", [1]))
     listener.wait(lambda: "b" in listener.ended)
+
+
+class Busy:
+    """An engine whose device is busy for half a minute, until two messages have come."""
+
+    def __init__(self):
+        self.load, self.took_s, self.digest, self.has_work = counting_engine(Limits(4, 8, 1)).load, 0.0, None, True
+        self.spares_s = [30.0, 30.0]
+        self.came, self.stepped = [], threading.Event()
+
+    @property
+    def spare_s(self):
+        return self.spares_s.pop() if self.spares_s else 0.0
+
+    def submit(self, asked):
+        self.came.append(asked.request_id)
+
+    def step(self, now, took_s):
+        self.has_work, self.came = False, tuple(self.came)
+        self.stepped.set()
+        return StepNews()
+
+    def fail_all(self, error):
+        return ()
+
+
+def test_whoever_comes_while_the_device_is_busy_is_in_the_next_step():
+    loop = EngineThread(engine := Busy(), lambda: 0)
+    loop.start(lambda _: None)
+    loop.submit(request("first", [1]))
+    loop.submit(request("second", [1]))
+    assert engine.stepped.wait(20)
+    loop.stop()
+    assert engine.came == ("first", "second")
+
+
+def test_stopping_waits_for_no_newcomers():
+    loop = EngineThread(engine := Busy(), lambda: 0)
+    loop.start(lambda _: None)
+    loop.stop()
+    assert not engine.stepped.is_set() and engine.spares_s == [30.0]
 
 
 def test_a_refused_request_ends_with_its_error(started):

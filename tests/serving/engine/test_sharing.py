@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kv.page_table import pages_for
 from serving.engine.sharing import share_step
-from serving.engine.trip_times import TripTimes
 from serving.request import Priority
 from tests.serving.engine.test_bands import Trace, ask
 from tests.serving.engine.test_plan import LIMITS, World, chunks
@@ -120,13 +119,26 @@ def test_in_the_floors_step_a_tile_comes_before_more_rows():
     assert len(plan.decode) == 2 + 1 and chunks(plan) == [(new, 0, TILE)]
 
 
-def test_beside_peoples_prompts_few_of_the_floors_steps_have_a_batch_tile():
+def test_beside_peoples_prompts_a_batch_prompt_goes_on_only_if_none_did_for_long():
+    every = LIMITS.floor_every
     world, _ = crowd()
+    world.slots.batch_prompt_at = every + 1
     world.wait(30, priority=BATCH)
     new = world.wait(10)
-    seen = [len(world.plan(step=step, costs=DEAR).prefill) for step in range(1, LIMITS.floor_every**2 + 1)]
-    assert chunks(world.plan(step=LIMITS.floor_every, costs=DEAR)) == [(new, 0, 10)]
-    assert seen == [1] * (len(seen) - 1) + [2]
+    seen = [step for step in range(1, every * (every + 2) + 1) if len(world.plan(step=step, costs=DEAR).prefill) == 2]
+    assert chunks(world.plan(step=every, costs=DEAR)) == [(new, 0, 10)]
+    assert seen == [every * (every + 2)], "the first of the floor's steps that many after the last tile"
+
+
+def test_the_last_step_with_a_batch_prompt_is_remembered():
+    trace = Trace(num_slots=4)
+    trace.submit(ask("person", 8, 8))
+    trace.advance()
+    assert trace.engine._roster.slots.batch_prompt_at == 0
+    trace.submit(ask("batch", 8, 8, BATCH))
+    trace.advance()
+    trace.advance()
+    assert trace.engine._roster.slots.batch_prompt_at == 2
 
 
 @pytest.mark.parametrize(("prompt", "left"), [(10, TILE), (30, 0)])
@@ -152,22 +164,6 @@ def test_without_people_nothing_is_held_back():
     assert share_step(world.waiting, world.slots, LIMITS, DEAR, 1) is None
 
 
-def test_times_are_known_by_size_after_the_first_run_and_a_larger_step_corrects_a_smaller_one():
-    times = TripTimes()
-    for num_rows, num_tiles, seconds in (
-        (4, 0, 9.0),
-        (4, 0, 1.0),
-        (8, 1, 9.0),
-        (8, 1, 3.0),
-        (16, 3, 9.0),
-        (16, 3, 2.0),
-    ):
-        times.note(num_rows, seconds, 1, num_tiles)
-    assert times.of_step(3, 0) == 1.0 and times.of_step(3, 1) is times.of_step(5, 0) is None
-    assert times.at_most(5, 1) == 2.0, "a step with four times the work took less"
-    assert times.at_most(12, 4) == 2.0 and times.at_most(17, 0) == 0.0
-
-
 @given(
     st.integers(0, 5), st.integers(0, 12),
     st.lists(st.tuples(st.integers(1, 40), st.sampled_from(Priority)), max_size=5),
@@ -188,7 +184,7 @@ def test_batch_work_makes_no_step_longer_than_agreed(people, batch, prompts, cos
     most = costs.of_step(people + bool(first), own_tiles) * (LIMITS.share_first if first else LIMITS.share)
     least = (0, 0)
     if step % LIMITS.floor_every == 0:
-        most, is_due = max(most, floor_s), not first or step % LIMITS.floor_every**2 == 0
+        most, is_due = max(most, floor_s), not first or step >= LIMITS.floor_every**2
         least = (1, 1) if is_due else (0, 0)
     is_least = len(plan.decode) - people <= least[0] and tiles - own_tiles <= least[1]  # goes along whatever it costs
     assert is_least or costs.of_step(rows, tiles) <= most + 1e-9
