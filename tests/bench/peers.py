@@ -31,7 +31,7 @@ from tests.bench.peer_tables import all_tables
 PEERS = (Podstream, Vllm, LlamaCpp)
 PARTS = {"float32": ("levels", "prefix", "protected", "mixed"), "bfloat16": ("levels", "prefix")}
 """By type of weights, which does not change who waits for whom: that is asked once."""
-LEVELS, RATES, PHASE_S = (1, 8, 32, 64), (0.25, 0.5), 40.0
+LEVELS, RATES, PHASE_S = (1, 8, 32, 64), (0.25,), 40.0
 
 
 @dataclass(frozen=True)
