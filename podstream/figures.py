@@ -59,7 +59,7 @@ def figures(old: Scrape, new: Scrape) -> Figures:
         generated_per_s=_rate(old, new, "vllm:generation_tokens_total"),
         prompt_per_s=_rate(old, new, "vllm:prompt_tokens_total"),
         prefilled_per_s=_rate(old, new, "podstream:prefill_tokens_total"),
-        cache_hit_share=_ratio(old, new, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+        cache_hit_share=_ratio(old, new, "vllm:prompt_tokens_cached_total", "vllm:prefix_cache_queries_total"),
         finished_per_s=_rate(old, new, "vllm:request_success_total"),
         preempted=new.value("vllm:num_preemptions_total"),
         ttft_p50_s=quantile(ttft, 0.5),

@@ -74,6 +74,11 @@ class EngineConfig:
     overlap: Annotated[bool, Flag("--overlap", "Dispatch a step before the last one is read.")] = True
     prefix_cache: Annotated[bool, Flag("--prefix-cache", "Compute equal beginnings of prompts once.")] = True
     """Keeps the pages of finished requests."""
+    host_cache_bytes: Annotated[
+        int | None,
+        Flag("--host-cache", "Host memory for pages that the prefix cache has no room for, such as 8GiB.", SIZE),
+    ] = None
+    """Their copies, beside what the engine needs itself; None or 0 keeps none."""
     compile_cache: Annotated[
         str | None, Flag("--compile-cache", "Folder or URL that keeps compiled programs for the next start.")
     ] = None

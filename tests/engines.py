@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -31,6 +32,7 @@ from serving.engine.draft_step import DraftSpec
 from serving.engine.engine import Engine
 from serving.engine.executables import Executables
 from serving.engine.loaded_model import LoadedModel
+from serving.engine.page_programs import PagePrograms
 from serving.engine.plan import Limits
 from serving.engine.programs import Programs
 from serving.engine.prompt_logprobs import StepLogprobs
@@ -80,6 +82,7 @@ def tiny_engine(
     formats=(None, None),
     adapters=False,
     growth_tokens=64,
+    host_pages=0,
     **changes,
 ):
     """A new engine with an empty pool of `num_pages` for each set of layers. Programs are compiled once per model and
@@ -88,7 +91,8 @@ def tiny_engine(
     and those of most formats there are two, for two slots and one tile: they are expensive to compile. `trips`
     tokens a decode call where nothing speaks against it, or `drafts` guesses for each row, by a draft model whose
     weights have the seed `drafter` if that is given (1 is the served model itself). `formats` are those of weights
-    and cache. With `adapters` there is room for two of rank ADAPTER_RANK, and for three sequences."""
+    and cache. With `adapters` there is room for two of rank ADAPTER_RANK, and for three sequences.
+    `host_pages` evicted pages go to the host's memory."""
     settings = {"max_waiting": 1024, "overlap": True, "trip_s": 0.001, "verify_s": 0.001, **changes}
     if drafter is not None:
         programs = _drafting_programs(model, mesh, drafts)
@@ -98,6 +102,8 @@ def tiny_engine(
         programs = _adapter_programs(model, mesh, formats[0], drafts)
     else:
         programs = _checking_programs(model, mesh, drafts) if drafts else _programs(model, mesh, *formats)
+    if host_pages:
+        _add_page_programs(programs)
     max_tiles = min(max_tiles, max(shape.tiles for shape in programs.shapes))
     return Engine(
         programs if watch is None else watch.over(programs),
@@ -106,6 +112,7 @@ def tiny_engine(
         eos_token_ids=eos,
         max_seq_len=MAX_SEQ_LEN,
         draw_seed=secrets.randbits,
+        num_host_pages=host_pages,
         **settings,
     )
 
@@ -201,6 +208,14 @@ def _drafting_programs(config, mesh, drafts):
     return programs
 
 
+@cache
+def _add_page_programs(programs):
+    programs._pages = PagePrograms(programs._cache, programs.spec.whole, Executables(KEPT, programs.spec.mesh))
+    with ThreadPoolExecutor() as pool:
+        for done in programs._pages.compile(pool):
+            done.result()
+
+
 def decode_memory():
     """What XLA says of the tiny decode program's memory, and the bytes of the page arrays."""
     programs = _programs(CONFIG, ONE_DEVICE, None, None)
@@ -217,9 +232,16 @@ class CountingPrograms:
         )
         self.shapes = step_shapes(num_slots, max_tiles)
         self.draft = self.adapters = None
+        self.copies_pages = True
         self.num_to_fail = 0
 
     def reset(self):
+        pass
+
+    def take_pages(self, pages):
+        return [()] * len(pages)
+
+    def put_pages(self, pages, arrays):
         pass
 
     def run(self, shape, packed, masks=None):
@@ -256,6 +278,17 @@ class PageCheckingPrograms(CountingPrograms):
                 if position >= 0:
                     self._write(pages_WRJ[:, row], position, token)
         return super().run(shape, packed, masks)
+
+    def take_pages(self, pages):
+        taken = np.full((len(pages), 1, PAGE_SIZE), None, object)
+        for i, page in enumerate(pages):
+            for place in range(PAGE_SIZE):
+                taken[i, 0, place] = self._texts[page, place]
+        return [tuple(arrays) for arrays in taken]
+
+    def put_pages(self, pages, arrays):
+        for page, (texts,) in zip(pages, arrays, strict=True):
+            self._texts.update(((page, place), text) for place, text in enumerate(texts))
 
     def _write(self, pages_WJ, position, token):
         def texts(pages_J, start):
@@ -318,8 +351,14 @@ class WrittenPages:
     def over(self, programs):
         self._programs = programs
         self.spec, self.shapes, self.draft = programs.spec, programs.shapes, programs.draft
-        self.adapters = programs.adapters
+        self.adapters, self.copies_pages = programs.adapters, programs.copies_pages
         return self
+
+    def take_pages(self, pages):
+        return self._programs.take_pages(pages)
+
+    def put_pages(self, pages, arrays):
+        self._programs.put_pages(pages, arrays)
 
     def new_masks(self, rows):
         return self._programs.new_masks(rows)

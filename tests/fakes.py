@@ -31,6 +31,7 @@ VOCAB_SIZE = 257
 END_TEXT = "<|end|>"
 FAKE_NAME = "echo"
 PREFIX_CACHE = {"prefix_cache_queries": 40, "prefix_cache_hits": 30}
+HOST_CACHE = {"host_cache_queries": 18, "host_cache_hits": 8, "num_host_pages": 3}
 GUESSES = {"num_drafts": 5, "num_draft_tokens": 20, "num_accepted_tokens": 13}
 TIMES = {"step_host_s": 1.5, "step_device_wait_s": 4.5}
 ACCEPTED_AT = (6, 4, 2, 1)
@@ -172,6 +173,7 @@ class FakeEngineLoop:
                     num_steps=self.num_steps,
                     generation_tokens=self.num_tokens_made,
                     **PREFIX_CACHE,
+                    **HOST_CACHE,
                     **GUESSES,
                     accepted_at=ACCEPTED_AT,
                     **TIMES,

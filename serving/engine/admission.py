@@ -35,6 +35,7 @@ class AdmissionDraft:
         self._num_pages = self._sure_pages = growth.free_pages
         """The second counts admitted sequences as if no page of theirs were shared. Shared pages may be those of a
         sequence that is preempted afterwards, and would be counted twice: as found and as given back."""
+        self._num_copies_back = pages.num_copies_back
         self._reserve = self._expected_growth()
         self._victims = slots.ranked(slots.unfinished_B & slots.batch_B)
 
@@ -60,9 +61,13 @@ class AdmissionDraft:
         match = self._pages.match(sequence)
         total = pages_for(len(sequence.token_ids) + 1, self._limits.page_size)
         new, shared = self._pages.num_new(total, match), len(match.beginning.all_pages)
+        num_away = match.beginning.num_away
+        if num_away > self._num_copies_back:  # one of the next steps has room for all, since nobody may pass
+            return False
         cost = self._cost(sequence, match, new, shared)
         if cost is None:
             return False
+        self._num_copies_back -= num_away
         self._num_slots -= 1
         self._num_pages -= cost
         self._sure_pages -= new + shared

@@ -140,7 +140,7 @@ class StepStats:
     prefix_cache_queries: int = 0
     """Prompt tokens that were looked up in the prefix cache, once per request."""
     prefix_cache_hits: int = 0
-    """Those that were found."""
+    """Those that were found, on the device or in the host's memory."""
     step_host_s: float = 0.0
     """Seconds that the engine's thread spent in steps, without waiting for the device."""
     step_device_wait_s: float = 0.0
@@ -158,6 +158,12 @@ class StepStats:
     step_tokens: tuple[int, ...] = ()
     """Steps by the tokens that they computed: up to each of STEP_TOKENS, and more."""
     sum_step_tokens: int = 0
+    host_cache_queries: int = 0
+    """Tokens of `prefix_cache_queries` that were not on the device, where the host's memory is a second tier."""
+    host_cache_hits: int = 0
+    """Those that were found there."""
+    num_host_pages: int = 0
+    """Pages that lie there now."""
 
 
 @dataclass(frozen=True, slots=True)

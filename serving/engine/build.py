@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from kv.attention_check import check_attention
 from kv.cache import KVCache, make_cache
+from kv.host_pages import MOST_COPIES
 from kv.page_pool import PagePool
 from kv.page_table import pages_for
 from model import axes
@@ -31,7 +32,7 @@ from serving.engine.format_notes import format_notes
 from serving.engine.inputs import Peers
 from serving.engine.loaded_model import LoadedModel, Progress, attention_needs
 from serving.engine.loop import EngineThread
-from serving.engine.memory import Needs, plan_memory
+from serving.engine.memory import Needs, host_cache_line, plan_memory
 from serving.engine.plan import Limits
 from serving.engine.pooling import Pooling
 from serving.engine.programs import Programs
@@ -43,6 +44,7 @@ from sharding.choose_mesh import check_spec, choose_spec
 from sharding.hosts import check_hosts, least, only_one_step_at_a_time
 from sharding.mesh import make_mesh
 from sharding.rules import ShardingRules, choose_rules
+from sharding.sizes import num_bytes
 from sharding.spec import AUTO
 from sharding.stored_model import StoredModel
 
@@ -78,6 +80,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, Model
     if config.mesh == AUTO:
         logger.info("mesh auto: %s", spec)
     check_hosts(spec)
+    check_host_cache(config)
     if stored_draft is not None:
         experts = spec.expert if stored_draft.card.config.num_experts else 1
         check_spec(replace(spec, expert=experts), stored_draft.card.config, config.num_slots)
@@ -115,6 +118,27 @@ def adapter_form(
     return AdapterForm(model, mesh, rules, dtype, config.num_adapters, config.max_lora_rank)
 
 
+def check_host_cache(config: EngineConfig) -> None:
+    """Raises ConfigError where there is no prefix cache, and on several hosts: each would have its own part of a page,
+    and all would have to agree."""
+    if config.host_cache_bytes and not config.prefix_cache:
+        raise ConfigError("--host-cache keeps pages of the prefix cache; leave it out, or --no-prefix-cache.")
+    if config.host_cache_bytes and jax.process_count() > 1:
+        raise ConfigError("pages are kept in the memory of one host only; leave out --host-cache.")
+
+
+def num_host_pages(config: EngineConfig, page_bytes: int) -> int:
+    """Evicted pages that the host's memory keeps, if any are; `page_bytes` are those of all devices. Raises ConfigError
+    where not even one fits."""
+    if not config.host_cache_bytes:
+        return 0
+    if config.host_cache_bytes < page_bytes:
+        raise ConfigError(
+            f"--host-cache {config.host_cache_bytes:,} holds no page of {page_bytes:,} bytes; give more or none."
+        )
+    return config.host_cache_bytes // page_bytes
+
+
 def make_programs(
     config: EngineConfig,
     model: LoadedModel,
@@ -145,7 +169,8 @@ def make_programs(
             drafting = DraftPrograms(
                 draft_spec, spec.mesh, spec.pages_per_slot, pages, *draft_forms, executables=executables
             )
-        return Programs(spec, make(model.pages(num_pages, config)), *forms, drafting, executables, bank)
+        pages = make(model.pages(num_pages, config))
+        return Programs(spec, pages, *forms, drafting, executables, bank, bool(config.host_cache_bytes))
 
     def temporaries() -> int:
         progress("compiling the largest step, to see what memory it needs")
@@ -203,20 +228,27 @@ def _num_pages(
     """KV pages for which there is memory beside the weights and `temporaries`, which take long to find out: what has no
     room even without them is said before."""
     page_bytes = model.page_bytes(config) + (draft.page_bytes(config) if draft else 0)
-    num_sets = len(spec.windows)
+    num_sets, host_page_bytes = len(spec.windows), num_bytes(model.pages(1, config)) // 2
+    if num_host := num_host_pages(config, host_page_bytes):
+        _say((host_cache_line(num_host, host_page_bytes, config.page_size, num_sets),), progress)
     wanted = config.num_pages and config.num_pages * num_sets
     useful = useful_pages(spec, limits_of(config))
     limit = config.memory_bytes or _device_limit(spec.mesh)
     if limit is None:
         return wanted or default_pages(*useful, page_bytes)
     draft_bytes = draft.num_bytes if draft else 0
-    needs = Needs(model.num_bytes, 0, page_bytes, *useful, draft_bytes, adapter_bytes, num_sets)
+    copies = 2 * min(num_host, MOST_COPIES) * model.page_bytes(config)
+    needs = Needs(model.num_bytes, 0, page_bytes, *useful, draft_bytes, adapter_bytes, num_sets, copies)
     plan_memory(limit, needs, config.page_size, wanted)
     budget = plan_memory(limit, replace(needs, temporaries=temporaries()), config.page_size, wanted)
-    for line in budget.lines():
+    _say(budget.lines(), progress)
+    return least(budget.num_pages)
+
+
+def _say(lines: Iterable[str], progress: Progress) -> None:
+    for line in lines:
         progress(line)
         logger.info("%s", line)
-    return least(budget.num_pages)
 
 
 def _temporaries(programs: Programs, shapes: tuple[StepShape, ...]) -> int:
@@ -240,6 +272,7 @@ def make_engine(config: EngineConfig, card: ModelCard, programs: Programs) -> En
         overlap=config.overlap and not only_one_step_at_a_time(programs.spec.mesh),
         prefix_cache=config.prefix_cache,
         pooling=None if config.embeddings is None else Pooling(config.embeddings),
+        num_host_pages=num_host_pages(config, programs.page_bytes),
     )
 
 

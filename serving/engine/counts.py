@@ -19,6 +19,8 @@ class EngineCounts:
     prefill_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    host_cache_queries: int = 0
+    host_cache_hits: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)
@@ -49,7 +51,12 @@ class EngineCounts:
         self.prefix_cache_queries += sequence.num_prompt
         self.prefix_cache_hits += num_cached
 
-    def stats(self, clock: StepClock) -> StepStats:
+    def count_host_lookup(self, num_looked_up: int, num_found: int) -> None:
+        """Tokens of such a prompt, which were not found on the device."""
+        self.host_cache_queries += num_looked_up
+        self.host_cache_hits += num_found
+
+    def stats(self, clock: StepClock, num_host_pages: int = 0) -> StepStats:
         return StepStats(
             num_steps=self.num_steps,
             num_failed_steps=self.num_failed_steps,
@@ -59,6 +66,9 @@ class EngineCounts:
             prefill_tokens=self.prefill_tokens,
             prefix_cache_queries=self.prefix_cache_queries,
             prefix_cache_hits=self.prefix_cache_hits,
+            host_cache_queries=self.host_cache_queries,
+            host_cache_hits=self.host_cache_hits,
+            num_host_pages=num_host_pages,
             num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=sum(self.accepted_at),

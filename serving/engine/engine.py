@@ -11,6 +11,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from kv.host_pages import MOST_COPIES, HostPages
 from kv.layer_sets import Reach
 from kv.page_pool import PagePool
 from model.tree import Params
@@ -55,11 +56,12 @@ class Engine:
         trip_s: float | None = None,
         verify_s: float | None = None,
         pooling: Pooling | None = None,
+        num_host_pages: int = 0,
     ) -> None:
         """`draw_seed(bits)` gives a random seed to a request that names none. `overlap=False` reads every step at once:
         the reference that the overlapped engine must equal. `trip_s` says how long one token for all takes, and
         `verify_s` a call that checks guesses, instead of a measurement. `pooling` is how embeddings are made, if any
-        are."""
+        are. `num_host_pages` evicted pages of the prefix cache are kept in the host's memory."""
         spec = programs.spec
         assert limits.max_trips <= spec.max_trips, "the programs have fewer trips than the planner may ask for"
         assert pooling is None or spec.embeds, "the programs make no embeddings"
@@ -73,7 +75,8 @@ class Engine:
         self._limits = limits
         self._max_waiting = max_waiting
         self._overlap = overlap
-        self._prefix_cache = prefix_cache
+        assert not num_host_pages or programs.copies_pages, "the programs copy no pages"
+        self._prefix_cache, self._num_host_pages = prefix_cache, num_host_pages
         self._num_pages = pool.num_usable + 1
         self._roster = self._new_roster(pool)
         self._in_flight: InFlight | None = None
@@ -102,7 +105,7 @@ class Engine:
 
     @property
     def stats(self) -> StepStats:
-        return self._counts.stats(self._clock)
+        return self._counts.stats(self._clock, len(self._roster.pages.host))
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises Overloaded when the queue is full, PromptTooLong when it can never fit."""
@@ -148,6 +151,7 @@ class Engine:
             pages_per_slot=spec.pages_per_slot,
             reach=self._reach,
             prefix_cache=self._prefix_cache,
+            host=HostPages(self._num_host_pages, MOST_COPIES),
         )
 
     def step(self, now: float = 0.0, took_s: float | None = None) -> StepNews:
@@ -167,6 +171,7 @@ class Engine:
             tokens_RI = self._clock.wait_for(dispatched.read_tokens)
             self._add_to_digest(tokens_RI)
             self._note_time(dispatched, tokens_RI)
+            self._roster.pages.host.read()
             news = commit_tokens(dispatched, tokens_RI, self._roster, self._counts, self._speculation)
         self.ring.end(*self._clock.end_step())
         self._roster.say()
@@ -227,9 +232,11 @@ class Engine:
     def _commit_plan(self, plan: StepPlan) -> None:
         self._counts.num_preemptions += len(plan.preempt)
         self._roster.commit(plan, self._num_plans)
+        self._copy_pages()
         if plan.catch_up and self._programs.draft is not None:
             self._programs.draft.catch_up(plan.catch_up, self._roster.table)
-        for sequence in (admission.sequence for admission in plan.admit):
+        for admission in plan.admit:
+            sequence = admission.sequence
             for packet in sequence_packets(sequence):
                 self._programs.write_slot(packet)
             if not sequence.was_admitted:
@@ -237,6 +244,18 @@ class Engine:
                 sequence.history.admit(self._counts.num_steps + 1)
                 if self._roster.pages.enabled:
                     self._counts.count_lookup(sequence, sequence.num_cached)
+                if self._num_host_pages:
+                    num_back = admission.match.num_columns_away * self._limits.page_size
+                    self._counts.count_host_lookup(sequence.num_prompt - sequence.num_cached + num_back, num_back)
+
+    def _copy_pages(self) -> None:
+        """To the host what was evicted, before anything is written there, and back what is to be read."""
+        pages = self._roster.pages
+        if copies := pages.take_copies():
+            arrays = self._programs.take_pages([page for _, page in copies.out])
+            for (name, _), of_page in zip(copies.out, arrays, strict=True):
+                pages.host.put(name, of_page)
+            self._programs.put_pages([page for page, _ in copies.back], [of_page for _, of_page in copies.back])
 
     def _dispatch(self, plan: StepPlan) -> InFlight:
         shape = choose_shape(plan, self._programs.shapes, self._limits.tile_tokens)
@@ -246,6 +265,7 @@ class Engine:
         )
         self._add_to_digest(packed)
         results = self._programs.run(shape, packed, self._write_masks(plan, shape))
+        self._roster.pages.host.dispatched()
         step = InFlight.of(
             plan, self._roster.slots, *results, self._clock.now(), self._limits.tile_tokens, self._pooling
         )

@@ -32,6 +32,8 @@ class Needs:
     """Of adapters."""
     num_sets: int = 1
     """Pages that are needed to hold tokens of all layers."""
+    copies: int = 0
+    """Of pages on their way to the host's memory and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,12 @@ class MemoryBudget:
     draft_weights: int = 0
     adapters: int = 0
     num_sets: int = 1
+    copies: int = 0
 
     @property
     def unused(self) -> int:
         weights = self.weights + self.draft_weights + self.adapters
-        return self.limit - weights - self.temporaries - self.reserve - self.pages
+        return self.limit - weights - self.temporaries - self.copies - self.reserve - self.pages
 
     def lines(self) -> tuple[str, ...]:
         """A table for people."""
@@ -64,12 +67,23 @@ class MemoryBudget:
             ("weights", self.weights, ""),
             *(row for row in others if row[1]),
             ("step temporaries", self.temporaries, ""),
+            *([("page copies", self.copies, "on their way to the host and back")] if self.copies else []),
             ("reserve", self.reserve, ""),
             ("KV pages", self.pages, f"{self.num_pages:,} pages of {self.page_size}: {tokens:,} tokens{sets}"),
             ("unused", self.unused, ""),
             ("memory per device", self.limit, ""),
         )
-        return tuple(f"{name:<18} {size / MIB:>10,.0f} MiB  {note}".rstrip() for name, size, note in rows)
+        return tuple(_line(*row) for row in rows)
+
+
+def host_cache_line(num_pages: int, page_bytes: int, page_size: int, num_sets: int) -> str:
+    """What stands below the table, of the host's memory: `page_bytes` are those of all devices."""
+    note = f"{num_pages:,} pages of {page_size}: {num_pages // num_sets * page_size:,} tokens, of the host's memory"
+    return _line("host cache", num_pages * page_bytes, note)
+
+
+def _line(name: str, size: int, note: str) -> str:
+    return f"{name:<18} {size / MIB:>10,.0f} MiB  {note}".rstrip()
 
 
 def plan_memory(limit: int, needs: Needs, page_size: int, wanted_pages: int | None = None) -> MemoryBudget:
@@ -79,12 +93,13 @@ def plan_memory(limit: int, needs: Needs, page_size: int, wanted_pages: int | No
     """
     reserve = int(limit * RESERVE_SHARE)
     weights = needs.weights + needs.draft_weights + needs.adapters
-    left = limit - weights - needs.temporaries - reserve
+    left = limit - weights - needs.temporaries - needs.copies - reserve
     possible = max(0, left // needs.page - 1)
     least = wanted_pages or needs.least_pages
     if possible < least:
         short = (least - possible) * needs.page
         temporaries = f"{needs.temporaries / MIB:,.0f} MiB temporaries, " if needs.temporaries else ""
+        temporaries += f"{needs.copies / MIB:,.0f} MiB page copies, " if needs.copies else ""
         raise ConfigError(
             f"{limit / MIB:,.0f} MiB of device memory do not hold the model: {weights / MIB:,.0f} MiB weights, "
             f"{temporaries}{reserve / MIB:,.0f} MiB reserve, and {least:,} pages lack {short / MIB:,.0f} MiB; "
@@ -103,4 +118,5 @@ def plan_memory(limit: int, needs: Needs, page_size: int, wanted_pages: int | No
         needs.draft_weights,
         needs.adapters,
         needs.num_sets,
+        needs.copies,
     )

@@ -11,17 +11,22 @@ to compute, in a page of its own.
 In sets of layers that have a window (`kv.layer_sets`) a sequence gives pages back as they fall out of it. Of a long
 prompt it gets only as many there, when it is admitted, as it ever has at once; those that are to come follow chunk by
 chunk (`fill`), as others fall out.
+
+Pages of a beginning that lie in the host's memory (`kv.host_pages`) get new pages, and are published at once: they are
+copied before the next step is dispatched (`take_copies`), and no other program reads them before that.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kv.host_pages import NO_COPIES, HostPages, PageArrays, PageCopies
 from kv.layer_sets import Reach
 from kv.page_pool import PagePool
 from kv.page_table import PageTable, pages_for
-from kv.prefix_cache import NONE_FOUND, Beginning, PrefixCache
+from kv.prefix_cache import AWAY, NONE_FOUND, Beginning, PrefixCache
 from serving.engine.sequence import NO_SLOT, Sequence
 
 
@@ -37,11 +42,21 @@ class Match:
     def num_columns(self) -> int:
         return self.beginning.num_columns
 
+    @property
+    def num_columns_away(self) -> int:
+        """Columns that come back from the host's memory: of the first set, which sees the most."""
+        return sum(of_set.count(AWAY) for of_set in self.beginning.pages[:1])
+
 
 class SlotPages:
-    def __init__(self, pool: PagePool, cache: PrefixCache, table: PageTable, reach: Reach) -> None:
+    def __init__(
+        self, pool: PagePool, cache: PrefixCache, table: PageTable, reach: Reach, host: HostPages | None = None
+    ) -> None:
+        """`host` is the second tier of `cache`, if it has one."""
         self._pool = pool
         self._cache = cache
+        self.host = HostPages() if host is None else host
+        self._back: list[tuple[int, PageArrays]] = []
         self._table = table
         self._reach = reach
         self._page_size = reach.page_size
@@ -58,6 +73,10 @@ class SlotPages:
     @property
     def num_sets(self) -> int:
         return self._reach.num_sets
+
+    @property
+    def num_copies_back(self) -> int:
+        return self.host.num_copies_back
 
     @property
     def num_pages_B(self) -> NDArray[np.int32]:
@@ -81,7 +100,7 @@ class SlotPages:
 
     def num_new(self, num_columns: int, match: Match) -> int:
         """Pages to allocate, beside those that it shares, for a waiting sequence of so many columns. Reads only."""
-        return sum(self._new_of_sets(num_columns, match.beginning))
+        return match.beginning.num_away + sum(self._new_of_sets(num_columns, match.beginning))
 
     def num_to_fill(self, sequence: Sequence, num_tokens: int) -> int:
         """Pages that are still to come before a prefilling sequence can go on by so many tokens. Reads only."""
@@ -92,24 +111,22 @@ class SlotPages:
         """Pages that preempting this one sequence surely gives back: those that it shares with nobody. Reads only."""
         return self._pool.count_sole(self._table.all_pages(sequence.slot))
 
-    def share(self, sequence: Sequence, match: Match) -> None:
-        """Start a sequence, which has a slot and no pages yet, with cached pages."""
-        count, of_sets = match.num_columns, match.beginning.pages
-        self._table.append(sequence.slot, count)
-        for number, pages in enumerate(of_sets):
-            self._pool.share(pages)
-            self._table.skip(sequence.slot, count - len(pages), number)
+    def share(self, match: Match) -> None:
+        """Hold the cached pages that are on the device, with which a sequence is going to start."""
+        self._pool.share(match.beginning.all_pages)
+
+    def start(self, sequence: Sequence, match: Match, num_columns: int) -> None:
+        """Give a sequence, which has a slot and no pages yet, what it shares and behind it what `num_new` says."""
+        count, of_sets = match.num_columns, match.beginning.pages or ((),) * self.num_sets
+        self._table.append(sequence.slot, num_columns)
+        for number, num_new in enumerate(self._new_of_sets(num_columns, match.beginning)):
+            self._table.skip(sequence.slot, count - len(of_sets[number]), number)
+            pages = [*self._brought_back(sequence, count, of_sets[number], number), *self._pool.allocate(num_new)]
             self._table.fill(sequence.slot, pages, number)
         sequence.num_published = count
         sequence.num_scheduled = count * self._page_size
-        drafted = self._drafted_P[list(of_sets[0])] if of_sets else self._drafted_P[:0]
+        drafted = self._drafted_P[self._table.pages(sequence.slot, end=count)]
         sequence.num_drafted = int(np.logical_and.accumulate(drafted).sum()) * self._page_size
-
-    def add(self, sequence: Sequence, match: Match, num_columns: int) -> None:
-        """What `num_new` says, behind what it shares."""
-        self._table.append(sequence.slot, num_columns - match.num_columns)
-        for number, count in enumerate(self._new_of_sets(num_columns, match.beginning)):
-            self._table.fill(sequence.slot, self._pool.allocate(count), number)
 
     def fill(self, sequence: Sequence, num_tokens: int) -> None:
         """What `num_to_fill` says."""
@@ -169,11 +186,32 @@ class SlotPages:
             self._pool.release(reversed(pages))
         sequence.num_published = sequence.num_scheduled = sequence.num_drafted = 0
 
+    def take_copies(self) -> PageCopies:
+        """What `start` and all that was allocated since the last call ask for; to be called before each step."""
+        if not self.host:
+            return NO_COPIES
+        back, self._back = tuple(self._back), []
+        return PageCopies(self.host.choose(self._cache.take_evicted()), back)
+
     def check_integrity(self) -> None:
         """Assert that every page has its owners, and that free slots own none."""
         self._table.check_integrity(self._reach.most(w, self._table.pages_per_slot) for w in self._reach.windows)
         self._pool.check_integrity(self._table.held_pages())
         self._cache.check_integrity()
+        self.host.check_integrity()
+
+    def _brought_back(self, sequence: Sequence, num_columns: int, pages: tuple[int, ...], of_set: int) -> Iterable[int]:
+        """The last pages of a beginning of so many columns, with new ones in place of those that are away."""
+        if AWAY not in pages:  # the usual case
+            return pages
+        keys = sequence.keys.first(sequence.token_ids, num_columns, num_columns - len(pages))
+        names = [(of_set, key) for key, page in zip(keys, pages, strict=True) if page == AWAY]
+        new = self._pool.allocate(len(names))
+        self._back += zip(new, self.host.use(names), strict=True)
+        self._drafted_P[new] = False
+        self._cache.publish((key for _, key in names), new, of_set)
+        rest = iter(new)
+        return (next(rest) if page == AWAY else page for page in pages)
 
     def _new_of_sets(self, num_columns: int, shared: Beginning) -> list[int]:
         """Of each set. What it shares counts for what it may have at once."""

@@ -66,6 +66,11 @@ class PageReader(Protocol):
         ...
 
     @property
+    def num_copies_back(self) -> int:
+        """Pages that a step may bring back from the host's memory."""
+        ...
+
+    @property
     def num_pages_B(self) -> NDArray[np.int32]:
         """Columns of each slot."""
         ...

@@ -1,6 +1,6 @@
 """Programs: the steps compiled ahead of time, and the device state that they hand on to each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv.cache import KVCache
+from kv.host_pages import PageArrays
 from model.tree import Params
 from serving.engine.adapter_bank import AdapterBank
 from serving.engine.batch import StepShape
@@ -16,11 +17,13 @@ from serving.engine.device_arrays import FlatWeights, compile_empty, renew, temp
 from serving.engine.draft_programs import DraftPrograms
 from serving.engine.executables import Executables
 from serving.engine.masks import ALL_TOKENS, num_words
+from serving.engine.page_programs import PagePrograms
 from serving.engine.prompt_logprobs import StepLogprobs
 from serving.engine.slot_state import PACKET, SlotState, empty_slots, write_slot
 from serving.engine.step import StepSpec
 from serving.engine.step_program import compile_step, slot_shardings
 from sharding.hosts import put_everywhere
+from sharding.sizes import num_bytes
 
 
 class Programs:
@@ -35,10 +38,11 @@ class Programs:
         draft: DraftPrograms | None = None,
         executables: Executables | None = None,
         adapters: AdapterBank | None = None,
+        copies_pages: bool = False,
     ) -> None:
         """The same weights twice, in the form that each kind of program takes them. `draft` is the model that guesses,
         if `spec.draft` describes one. `executables` keeps programs for the next start. `adapters` are those of
-        `spec.adapter_rank`."""
+        `spec.adapter_rank`. Only where it `copies_pages` are there programs for that."""
         self.spec = spec
         self.draft = draft
         self.adapters = adapters
@@ -47,6 +51,7 @@ class Programs:
         self._prefill_weights = FlatWeights.of(prefill_weights)
         self._decode_weights = FlatWeights.of(decode_weights)
         self._whole = spec.whole
+        self._pages = PagePrograms(cache, spec.whole, self._executables) if copies_pages else None
         self._last_token_B = put_everywhere(np.zeros(spec.num_slots + 1, np.int32), self._whole)
         slots = empty_slots(spec.num_slots + 1, spec.config.vocab_size)
         self._slots = jax.tree.map(put_everywhere, slots, slot_shardings(spec))
@@ -66,6 +71,11 @@ class Programs:
         return self._cache.num_pages
 
     @property
+    def page_bytes(self) -> int:
+        """Of one page, on all devices together."""
+        return num_bytes(self._cache) // self.num_pages
+
+    @property
     def shapes(self) -> tuple[StepShape, ...]:
         return tuple(self._compiled)
 
@@ -81,12 +91,13 @@ class Programs:
                 pool.submit(compile_empty, self._state, self._executables),
             )
             draft_is_compiled = self.draft.compile(pool) if self.draft is not None else ()
+            copies_are_compiled = self._pages.compile(pool) if self._pages is not None else ()
             bank_is_compiled = () if self.adapters is None else (pool.submit(self.adapters.compile),)
             futures = {pool.submit(self._compile_one, shape): shape for shape in shapes}
             for future in as_completed(futures):
                 future.result()
                 on_done(futures[future])
-            for done in draft_is_compiled:
+            for done in (*draft_is_compiled, *copies_are_compiled):
                 done.result()
             for written in bank_is_compiled:
                 written.result()
@@ -151,6 +162,20 @@ class Programs:
             self.draft.cache = draft_cache
         tokens_RI.copy_to_host_async()
         return tokens_RI, logprobs
+
+    @property
+    def copies_pages(self) -> bool:
+        return self._pages is not None
+
+    def take_pages(self, pages: Sequence[int]) -> list[PageArrays]:
+        """Dispatch copies of what lies in these pages, which start their way to the host; only with `copies_pages`."""
+        assert self._pages is not None, "there are no programs that copy pages"
+        return self._pages.take(self._cache, pages)
+
+    def put_pages(self, pages: Sequence[int], arrays: Sequence[PageArrays]) -> None:
+        """Dispatch copies of what `take_pages` gave into these pages; steps that run after it see them."""
+        assert self._pages is not None, "there are no programs that copy pages"
+        self._cache = self._pages.put(self._cache, pages, arrays)
 
     def write_adapter(self, place: int, adapter: Params) -> None:
         """As that of AdapterBank; only where there is one."""

@@ -5,6 +5,7 @@ Owned by the engine's thread. What the device does is the engine's business; thi
 
 from collections.abc import Iterable
 
+from kv.host_pages import HostPages
 from kv.layer_sets import Reach
 from kv.page_pool import PagePool
 from kv.page_table import PageTable
@@ -30,11 +31,13 @@ class Roster:
         pages_per_slot: int,
         reach: Reach,
         prefix_cache: bool,
+        host: HostPages | None = None,
     ) -> None:
         self._pool = pool
         self._reach = reach
         self.table = PageTable(num_slots, pages_per_slot, reach.num_sets)
-        self.pages = SlotPages(pool, PrefixCache(pool, reach, enabled=prefix_cache), self.table, reach)
+        cache = PrefixCache(pool, reach, enabled=prefix_cache, host=host)
+        self.pages = SlotPages(pool, cache, self.table, reach, host)
         self.settings = SlotSettings(num_slots)
         self.slots = SlotTable(num_slots)
         self.waiting = WaitingQueue()
@@ -92,9 +95,9 @@ class Roster:
             self.waiting.remove(admission.sequence)
             self.slots.enter(admission.sequence)
             self.settings.set(admission.sequence.slot, admission.sequence)
-            self.pages.share(admission.sequence, admission.match)
+            self.pages.share(admission.match)
         for admission in plan.admit:
-            self.pages.add(admission.sequence, admission.match, admission.num_columns)
+            self.pages.start(admission.sequence, admission.match, admission.num_columns)
         for sequence, num_tokens in plan.fill:
             self.pages.fill(sequence, num_tokens)
         self.pages.grow(plan.grow)

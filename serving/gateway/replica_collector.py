@@ -16,8 +16,6 @@ from serving.request import Load
 AWAKE = "awake"
 SLEEP_STATES = (AWAKE, "weights_offloaded", "discard_all")
 NEVER = (
-    "vllm:external_prefix_cache_queries",
-    "vllm:external_prefix_cache_hits",
     "vllm:mm_cache_queries",
     "vllm:mm_cache_hits",
 )
@@ -76,12 +74,17 @@ class ReplicaCollector(Collector):
     def _counters(self, stats: StepStats) -> Iterator[Metric]:
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests that got an answer.", stats.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens)
-        queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
+        queries, hits, back = stats.prefix_cache_queries, stats.prefix_cache_hits, stats.host_cache_hits
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", queries)
         cached = "Prompt tokens that were not computed again."
         yield self._counter("vllm:prompt_tokens_cached", cached, hits)
-        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found there, and not computed again.", hits)
-        yield self._by_source(stats.prompt_tokens - hits, hits)
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found there, on the device.", hits - back)
+        looked_up = "Prompt tokens that were not, and were looked up in the host's memory."
+        yield self._counter("vllm:external_prefix_cache_queries", looked_up, stats.host_cache_queries)
+        yield self._counter("vllm:external_prefix_cache_hits", "Prompt tokens found in the host's memory.", back)
+        pages = "KV pages that the host's memory holds for the prefix cache."
+        yield self._gauge("podstream:host_pages", pages, stats.num_host_pages)
+        yield self._by_source(stats.prompt_tokens - hits, hits - back, back)
         for name in NEVER:
             yield self._counter(name, "Always 0: there is no such cache here.", 0)
         yield self._counter("podstream:prefill_tokens", "Tokens computed in prefill.", stats.prefill_tokens)
@@ -117,10 +120,10 @@ class ReplicaCollector(Collector):
         family.add_metric([str(self._status.max_adapters), waiting, running], time.time())
         return family
 
-    def _by_source(self, computed: int, cached: int) -> Metric:
+    def _by_source(self, computed: int, cached: int, back: int) -> Metric:
         name, text = "vllm:prompt_tokens_by_source", "Prompt tokens by where they came from."
         family = CounterMetricFamily(name, text, labels=[*LABELS, "source"])
-        told = {"local_compute": max(0, computed), "local_cache_hit": cached, "external_kv_transfer": 0}
+        told = {"local_compute": max(0, computed), "local_cache_hit": cached, "external_kv_transfer": back}
         for source, count in told.items():
             family.add_metric([self._status.model, ENGINE, source], count)
         return family

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv.host_pages import HostPages
 from kv.layer_sets import Reach
 from kv.page_keys import PageKeys
 from kv.page_pool import PagePool
-from kv.prefix_cache import NONE_FOUND, PrefixCache
+from kv.prefix_cache import AWAY, NONE_FOUND, PrefixCache
 
 SIZE = 2
 NUM_PAGES = 9
@@ -176,3 +177,35 @@ def test_layers_with_a_window_need_the_end_of_a_beginning_only(windows, count, m
     ]
     assert found.pages == (tuple(expected) if found.num_columns else ())
     cache.check_integrity()
+
+
+@given(
+    st.lists(st.sampled_from([None, 1, 3, 6]), min_size=1, max_size=3),
+    st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 7)), st.sampled_from(["host", "nowhere"])),
+    st.integers(0, 20),
+)
+def test_a_beginning_may_be_away_in_part_but_no_more_of_it_than_can_come_back_at_once(windows, elsewhere, most):
+    host, pool = HostPages(100, 100), PagePool(1 + 8 * len(windows))
+    cache = PrefixCache(pool, Reach(tuple(windows), SIZE, 0), host=host)
+    keys = PageKeys(SIZE).first(range(8 * SIZE), 8)
+    pages = [pool.allocate(8) for _ in windows]
+    for (of_set, column), where in elsewhere.items():
+        if where == "host":
+            host.put((of_set, keys[column]), ())
+    for of_set, own in enumerate(pages):
+        here = [column for column in range(8) if (of_set, column) not in elsewhere]
+        cache.publish([keys[column] for column in here], [own[column] for column in here], of_set)
+    host._most_copies = most
+
+    def needed(length):
+        """Of each set, the columns that the token behind `length` columns sees."""
+        return [range(0 if w is None else max(length * SIZE - w + 1, 0) // SIZE, length) for w in windows]
+
+    def where(length):
+        return [elsewhere.get((s, column)) for s, columns in enumerate(needed(length)) for column in columns]
+
+    found = cache.match(keys)
+    longest = max(n for n in range(9) if "nowhere" not in where(n) and where(n).count("host") <= most)
+    assert found.num_columns == longest and found.num_away == where(longest).count("host")
+    for own, columns, of_set in zip(pages, needed(longest), found.pages, strict=False):
+        assert all(page in (AWAY, own[column]) for page, column in zip(of_set, columns, strict=True))

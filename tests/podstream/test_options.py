@@ -16,8 +16,8 @@ from sharding.spec import HOST_DEVICES_FLAG, MeshError
 
 ENGINE = EngineConfig(
     "/models/x", "name", "data=1,tensor=4", "float32", "int8", "fp8", "xla", 3, 8, 99, 123_456, 300, 17, 5,
-    overlap=False, prefix_cache=False, compile_cache="/c", crash_folder="/d", decode_steps=3, speculate="ngram:5",
-    tool_dialect="mistral", reasoning=False,
+    overlap=False, prefix_cache=False, host_cache_bytes=1 << 30, compile_cache="/c", crash_folder="/d", decode_steps=3,
+    speculate="ngram:5", tool_dialect="mistral", reasoning=False,
     model_files="/f", keys="/k.toml", embeddings="last",
     loras=("a=/a", "b=gs://b/c=d"), max_loras=3, max_lora_rank=8,
 )  # fmt: skip

@@ -251,7 +251,7 @@ class Load(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., free_slots: _Optional[int] = ..., total_slots: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("num_steps", "num_preemptions", "num_compiles_after_ready", "prompt_tokens", "generation_tokens", "prefill_tokens", "prefix_cache_queries", "prefix_cache_hits", "step_host_s", "step_device_wait_s", "num_failed_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "step_tokens", "sum_step_tokens", "accepted_at")
+    __slots__ = ("num_steps", "num_preemptions", "num_compiles_after_ready", "prompt_tokens", "generation_tokens", "prefill_tokens", "prefix_cache_queries", "prefix_cache_hits", "step_host_s", "step_device_wait_s", "num_failed_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "step_tokens", "sum_step_tokens", "accepted_at", "host_cache_queries", "host_cache_hits", "num_host_pages")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPILES_AFTER_READY_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,9 @@ class Counters(_message.Message):
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUM_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_PAGES_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
     num_preemptions: int
     num_compiles_after_ready: int
@@ -286,7 +289,10 @@ class Counters(_message.Message):
     step_tokens: _containers.RepeatedScalarFieldContainer[int]
     sum_step_tokens: int
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_compiles_after_ready: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., step_host_s: _Optional[float] = ..., step_device_wait_s: _Optional[float] = ..., num_failed_steps: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., sum_step_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
+    host_cache_queries: int
+    host_cache_hits: int
+    num_host_pages: int
+    def __init__(self, num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_compiles_after_ready: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., step_host_s: _Optional[float] = ..., step_device_wait_s: _Optional[float] = ..., num_failed_steps: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., sum_step_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ..., host_cache_queries: _Optional[int] = ..., host_cache_hits: _Optional[int] = ..., num_host_pages: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "messages_json", "tools_json", "no_bos", "no_generation_prompt")

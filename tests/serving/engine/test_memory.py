@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.engine.memory import MIB, Needs, plan_memory
+from serving.engine.memory import MIB, Needs, host_cache_line, plan_memory
 from serving.errors import ConfigError
 
 NEEDS = Needs(weights=500 * MIB, temporaries=20 * MIB, page=MIB, least_pages=10, most_pages=1_000)
@@ -37,6 +37,14 @@ def test_a_draft_model_and_adapters_have_lines_of_their_own():
     )
 
 
+def test_pages_on_their_way_to_the_host_take_room_and_the_host_has_a_line():
+    budget = plan_memory(1_000 * MIB, dataclasses.replace(NEEDS, copies=256 * MIB), page_size=16)
+    assert budget.num_pages == 1_000 - 500 - 20 - 30 - 256 - 1 and budget.unused == 0
+    assert budget.lines()[2] == "page copies               256 MiB  on their way to the host and back"
+    line = host_cache_line(num_pages=100, page_bytes=2 * MIB, page_size=16, num_sets=1)
+    assert line == "host cache                200 MiB  100 pages of 16: 1,600 tokens, of the host's memory"
+
+
 def test_no_more_pages_than_all_slots_can_fill():
     assert plan_memory(9_000 * MIB, NEEDS, page_size=16).num_pages == 1_000
 
@@ -60,6 +68,7 @@ def test_a_wished_for_number_of_pages_is_kept_or_refused():
         temporaries=st.integers(0, 10**10),
         draft_weights=st.integers(0, 10**10),
         adapters=st.integers(0, 10**10),
+        copies=st.integers(0, 10**10),
         page=st.integers(1, 10**9),
         least_pages=st.integers(1, 10**4),
         most_pages=st.integers(10**4, 10**7),

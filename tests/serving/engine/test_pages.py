@@ -129,7 +129,8 @@ def test_the_step_in_flight_of_an_ended_sequence_spares_its_published_pages(endi
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_traces_under_pressure_answer_as_without_a_cache(seed):
-    """Shared beginnings, few pages, arrivals, aborts and preemption: integrity after every step."""
+    """Shared beginnings, few pages, on the device and on the host, arrivals, aborts and preemption: integrity after
+    every step."""
     rng = random.Random(seed)
     requests = [
         request(
@@ -142,7 +143,11 @@ def test_random_traces_under_pressure_answer_as_without_a_cache(seed):
     ]
     expected = run(tiny_engine(prefix_cache=False), requests, check=False)
     pool, written = PagePool(rng.randrange(36, 60) + 1), WrittenPages()
-    engine = tiny_engine(pool=pool, watch=written, max_tiles=rng.choice([1, 2]), trips=[1, 7][seed % 2])
+    host_pages = [0, 0, 15, 15, 300, 300][seed]
+    engine = tiny_engine(
+        pool=pool, watch=written, max_tiles=rng.choice([1, 2]), trips=[1, 7][seed % 2], host_pages=host_pages
+    )
+    engine._roster.pages.host._most_copies = min(12, host_pages)
     answers, aborted = {r.request_id: [] for r in requests}, set()
     waiting = list(requests)
     while waiting or engine.has_work:
@@ -158,3 +163,5 @@ def test_random_traces_under_pressure_answer_as_without_a_cache(seed):
         assert reason is FinishReason.LENGTH
         assert answers[name] == (tokens[: len(answers[name])] if name in aborted else tokens)
     assert engine.stats.prefix_cache_hits > 0 and pool.num_free == pool.num_usable
+    assert (engine.stats.host_cache_hits > 0) == (host_pages > 0)
+    assert len(engine._roster.pages.host) <= host_pages and engine._roster.pages.host.num_copies_back >= 0

@@ -30,6 +30,7 @@ class World:
         self.num_pages_B = np.zeros(num_slots, np.int32)
         self.num_free = num_free
         self.num_sets = 1
+        self.num_copies_back = 0
         self.lacking = {}
         """Pages that prefilling sequences have yet to get for their next chunk, by slot."""
         self.cached = cached or {}

@@ -60,10 +60,21 @@ def test_a_prompt_takes_no_more_than_its_window_and_two_chunks():
     assert 40 > max(local) == -(-(WINDOW + 2 * chunk + 1) // PAGE_SIZE) + 1
 
 
-@pytest.mark.parametrize(("config", "seed"), [(EVERYWHERE, 0), (EVERYWHERE, 1), *((GEMMA, seed) for seed in range(5))])
-def test_every_token_sees_its_own_text_in_any_traffic(config, seed):
-    """Prompts that begin alike, of both bands, few pages, arrivals at once or apart, some leave: each page that is in a
-    token's window holds what it should in every set of layers, and answers stay what they are."""
+@pytest.mark.parametrize(
+    ("config", "seed", "host_pages"),
+    [
+        (EVERYWHERE, 0, 0),
+        (EVERYWHERE, 1, 40),
+        (CONFIG, 1, 40),
+        *((GEMMA, seed, 0) for seed in (0, 2, 4)),
+        (GEMMA, 1, 300),
+        (GEMMA, 5, 300),
+    ],
+)
+def test_every_token_sees_its_own_text_in_any_traffic(config, seed, host_pages):
+    """Prompts that begin alike, of both bands, few pages, arrivals at once or apart, some leave, with and without pages
+    that the host keeps: each page that is in a token's window holds what it should in every set of layers, and answers
+    stay what they are."""
     rng = random.Random(seed)
     texts = [[rng.randrange(50) for _ in range(90)] for _ in range(2)]
     waiting = [
@@ -76,9 +87,14 @@ def test_every_token_sees_its_own_text_in_any_traffic(config, seed):
         for name in range(24)
     ]
     expected = {r.request_id: range(len(r.token_ids), len(r.token_ids) + r.sampling.max_tokens) for r in waiting}
-    num_pages, apart = rng.choice([(MAX_SEQ_LEN // PAGE_SIZE if config is EVERYWHERE else 24), 60]), rng.random()
+    num_pages, apart = rng.choice([(24 if config is GEMMA else MAX_SEQ_LEN // PAGE_SIZE), 60]), rng.random()
     engine = counting_engine(
-        limits(rng.choice([1, 4])), config=config, num_pages=num_pages, make=PageCheckingPrograms, overlap=seed > 0
+        limits(rng.choice([1, 4])),
+        config=config,
+        num_pages=num_pages,
+        make=PageCheckingPrograms,
+        overlap=seed > 0,
+        num_host_pages=host_pages,
     )
     answers = {name: [] for name in expected}
     aborted = set()
@@ -93,5 +109,5 @@ def test_every_token_sees_its_own_text_in_any_traffic(config, seed):
     for name, positions in expected.items():
         whole = [counted(position) for position in positions]
         assert answers[name] == (whole[: len(answers[name])] if name in aborted else whole)
-    assert engine.stats.prefix_cache_hits > 0
+    assert engine.stats.prefix_cache_hits > 0 and (engine.stats.host_cache_hits > 0) == (host_pages > 0)
     assert engine.load.free_pages == engine.load.total_pages == num_pages

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.replica import server
 from serving.replica.served import ServedModel
-from tests.fakes import ACCEPTED_AT, FAKE_NAME, GUESSES, PREFIX_CACHE, TIMES, fake_card
+from tests.fakes import ACCEPTED_AT, FAKE_NAME, GUESSES, HOST_CACHE, PREFIX_CACHE, TIMES, fake_card
 from tests.services import ENGINE_CONFIG, running_app, running_replica, until
 
 
@@ -88,7 +88,10 @@ async def test_metrics_count_requests_and_tokens(own_http):
     assert samples["vllm:request_success_total", "error"] == 1
     assert samples["vllm:generation_tokens_total", None] == 8
     assert samples["vllm:prefix_cache_queries_total", None] == PREFIX_CACHE["prefix_cache_queries"]
-    assert samples["vllm:prefix_cache_hits_total", None] == PREFIX_CACHE["prefix_cache_hits"]
+    assert samples["vllm:prefix_cache_hits_total", None] == 30 - 8, "those on the device"
+    assert samples["vllm:external_prefix_cache_queries_total", None] == HOST_CACHE["host_cache_queries"]
+    assert samples["vllm:external_prefix_cache_hits_total", None] == HOST_CACHE["host_cache_hits"]
+    assert samples["podstream:host_pages", None] == HOST_CACHE["num_host_pages"]
     for name, count in GUESSES.items():
         assert samples[f"vllm:spec_decode_{name}_total", None] == count
     assert samples["podstream:step_host_seconds_total", None] == TIMES["step_host_s"]
