@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kv.page_keys import PageKeys
 from kv.page_table import pages_for
-from kv.prefix_cache import Beginning
+from kv.prefix_cache import AWAY, Beginning
 from serving.engine.api import EngineRequest
 from serving.engine.pages import Match
 from serving.engine.plan import Chunk, Limits
@@ -125,6 +125,16 @@ def test_sharing_an_idle_page_takes_it_from_the_free_ones(num_idle, fits):
     world.decode(6, 2)  # for whose growth one page stays free
     world.wait(10)
     assert bool(world.plan().admit) == fits
+
+
+@pytest.mark.parametrize(("room", "num_admitted"), [(1, 0), (3, 1), (4, 3)])
+def test_no_more_pages_come_back_from_the_host_than_there_is_room_for_and_nobody_passes(room, num_admitted):
+    world = World()
+    away = [world.wait(10), world.wait(10)]
+    world.match = lambda sequence: Match(Beginning(2, ((AWAY, AWAY),))) if sequence in away else Match()
+    world.num_copies_back = room
+    asked = [*away, world.wait(5)]
+    assert admitted(world.plan()) == asked[:num_admitted]
 
 
 def test_first_come_first_served_even_if_a_later_one_would_fit():
