@@ -20,9 +20,10 @@ from sharding.mesh import make_mesh
 from sharding.rules import choose_rules
 from sharding.spec import MeshSpec
 from tests.engines import CONFIG, KEPT, PAGE_SIZE, request, tiny_engine
+from tests.serving.engine.test_draft_model import ITSELF, D
 from tests.serving.engine.test_pages import prompt, run_one
+from tests.serving.engine.test_quantized import FORMATS, MODEL
 
-INT8 = (None, "int8")
 BORDERS = [*range(3, 10), 31, 32, 33, 34]
 ROOM = 32
 SALTS = map(str, count())
@@ -41,11 +42,12 @@ def answer_from_host(engine, asked):
     return *run_one(engine, asked), engine.stats.host_cache_hits - before
 
 
-@pytest.mark.parametrize("formats", [(None, None), pytest.param(INT8, marks=pytest.mark.slow)])
-def test_warm_from_the_host_equals_cold_at_every_page_border(formats):
+@pytest.mark.parametrize("changes", [{}, pytest.param({"model": MODEL, "formats": FORMATS}, marks=pytest.mark.slow)])
+def test_warm_from_the_host_equals_cold_at_every_page_border(changes):
+    """Also with pages of int8."""
     requests = [request(length, prompt(length, length)) for length in BORDERS]
-    cold = tiny_engine(formats=formats, prefix_cache=False)
-    engine = tiny_engine(formats=formats, num_pages=ROOM, host_pages=500)
+    cold = tiny_engine(prefix_cache=False, **changes)
+    engine = tiny_engine(num_pages=ROOM, host_pages=500, **changes)
     for asked, length in zip(requests, BORDERS, strict=True):
         expected, _ = run_one(cold, asked)
         assert run_one(engine, asked) == (expected, 0)
@@ -107,7 +109,7 @@ def test_a_failed_step_leaves_nothing_in_the_host_either():
 @pytest.mark.slow
 def test_over_several_devices_and_beside_a_draft_model_answers_are_the_same():
     asked = request("x", prompt(1, 50))
-    for changes in ({"mesh": "data=1,tensor=4"}, {"drafts": 3, "drafter": 1}):
+    for changes in ({"mesh": "data=1,tensor=4"}, {"drafts": D, "drafter": ITSELF}):
         expected, _ = run_one(tiny_engine(prefix_cache=False, **changes), asked)
         engine = tiny_engine(num_pages=ROOM, host_pages=500, **changes)
         run_one(engine, asked)
