@@ -119,11 +119,15 @@ class HostPages:
             self._on_way.append((self._leaving, self._num_entering))
             self._leaving, self._num_entering = [], 0
 
-    def read(self) -> None:
-        """The step that was dispatched first of those that have not been read: what was copied before it is there."""
-        if self:
-            for page in self._on_way.popleft()[0]:
-                page.arrive()
+    def read(self) -> bool:
+        """The step that was dispatched first of those that have not been read: what was copied before it is there.
+        Returns whether there was anything."""
+        if not self:
+            return False
+        leaving, num_entering = self._on_way.popleft()
+        for page in leaving:
+            page.arrive()
+        return bool(leaving or num_entering)
 
     def check_integrity(self) -> None:
         """Assert that nothing is beyond its bound."""

@@ -170,8 +170,7 @@ class Engine:
         if dispatched is not None:
             tokens_RI = self._clock.wait_for(dispatched.read_tokens)
             self._add_to_digest(tokens_RI)
-            self._note_time(dispatched, tokens_RI)
-            self._roster.pages.host.read()
+            self._note_time(dispatched, tokens_RI, beside_copies=self._roster.pages.host.read())
             news = commit_tokens(dispatched, tokens_RI, self._roster, self._counts, self._speculation)
         self.ring.end(*self._clock.end_step())
         self._roster.say()
@@ -296,10 +295,10 @@ class Engine:
         self._mask_writer.write(matchers, masks_RW)
         return masks_RW
 
-    def _note_time(self, step: InFlight, tokens_RI: NDArray[np.int32]) -> None:
+    def _note_time(self, step: InFlight, tokens_RI: NDArray[np.int32], *, beside_copies: bool) -> None:
         """To be learned from by the next step, when all hosts know what the first one has measured."""
         self.took_s = self._clock.end_call(step.dispatched_s)
-        if not step.is_timed:
+        if beside_copies or not step.is_timed:
             return
         num_trips = 1 if step.num_tiles else int(np.count_nonzero(tokens_RI.max(axis=0) != ENDED))
         if step.num_drafts_r is None:

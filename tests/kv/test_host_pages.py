@@ -60,10 +60,18 @@ def test_no_more_copies_are_on_their_way_than_agreed_and_the_end_of_a_text_is_lo
     assert host.num_copies_back == 1
     host.dispatched()
     assert host.num_copies_back == 1
-    host.read()
+    assert host.read()
     assert evict(host, [6, 5]) == [6, 5] and host.num_copies_back == 1
-    host.read()
+    assert host.read()
     assert host.num_copies_back == 3
+
+
+def test_the_time_of_a_step_with_copies_before_it_is_not_its_own():
+    host = HostPages(2, 2)
+    host.dispatched()
+    evict(host, [1])
+    host.dispatched()
+    assert [host.read(), host.read()] == [False, True]
 
 
 def test_what_came_back_and_is_evicted_again_need_not_be_copied():
