@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from kv.attention_check import check_attention
 from kv.cache import KVCache, make_cache
-from kv.host_pages import MOST_COPIES
 from kv.page_pool import PagePool
 from kv.page_table import pages_for
 from model import axes
@@ -32,19 +31,18 @@ from serving.engine.format_notes import format_notes
 from serving.engine.inputs import Peers
 from serving.engine.loaded_model import LoadedModel, Progress, attention_needs
 from serving.engine.loop import EngineThread
-from serving.engine.memory import Needs, host_cache_line, plan_memory
+from serving.engine.page_room import check_host_cache, num_host_pages, num_pages
 from serving.engine.plan import Limits
 from serving.engine.pooling import Pooling
 from serving.engine.programs import Programs
 from serving.engine.step import StepSpec
-from serving.engine.useful_pages import default_pages, sets_notes, useful_pages
+from serving.engine.useful_pages import sets_notes
 from serving.errors import ConfigError
 from sharding import heap
 from sharding.choose_mesh import check_spec, choose_spec
-from sharding.hosts import check_hosts, least, only_one_step_at_a_time
+from sharding.hosts import check_hosts, only_one_step_at_a_time
 from sharding.mesh import make_mesh
 from sharding.rules import ShardingRules, choose_rules
-from sharding.sizes import num_bytes
 from sharding.spec import AUTO
 from sharding.stored_model import StoredModel
 
@@ -118,27 +116,6 @@ def adapter_form(
     return AdapterForm(model, mesh, rules, dtype, config.num_adapters, config.max_lora_rank)
 
 
-def check_host_cache(config: EngineConfig) -> None:
-    """Raises ConfigError where there is no prefix cache, and on several hosts: each would have its own part of a page,
-    and all would have to agree."""
-    if config.host_cache_bytes and not config.prefix_cache:
-        raise ConfigError("--host-cache keeps pages of the prefix cache; leave it out, or --no-prefix-cache.")
-    if config.host_cache_bytes and jax.process_count() > 1:
-        raise ConfigError("pages are kept in the memory of one host only; leave out --host-cache.")
-
-
-def num_host_pages(config: EngineConfig, page_bytes: int) -> int:
-    """Evicted pages that the host's memory keeps, if any are; `page_bytes` are those of all devices. Raises ConfigError
-    where not even one fits."""
-    if not config.host_cache_bytes:
-        return 0
-    if config.host_cache_bytes < page_bytes:
-        raise ConfigError(
-            f"--host-cache {config.host_cache_bytes:,} holds no page of {page_bytes:,} bytes; give more or none."
-        )
-    return config.host_cache_bytes // page_bytes
-
-
 def make_programs(
     config: EngineConfig,
     model: LoadedModel,
@@ -179,7 +156,9 @@ def make_programs(
         return _temporaries(over(num_pages, lambda pages: pages), shapes)
 
     adapter_bytes = 0 if adapters is None else adapters.num_bytes
-    programs = over(_num_pages(config, model, draft, adapter_bytes, spec, temporaries, progress), make_cache)
+    programs = over(
+        num_pages(config, model, draft, adapter_bytes, spec, limits_of(config), temporaries, progress), make_cache
+    )
     _compile(programs, shapes, progress)
     return programs
 
@@ -214,41 +193,6 @@ def shapes_of(config: EngineConfig, model: LoadedModel) -> tuple[StepShape, ...]
         else Ladder(least=32, factor=8, least_tiles=_max_tiles(config), beside_few=False)
     )
     return step_shapes(config.num_slots, _max_tiles(config), config.max_drafts, ladder)
-
-
-def _num_pages(
-    config: EngineConfig,
-    model: LoadedModel,
-    draft: LoadedModel | None,
-    adapter_bytes: int,
-    spec: StepSpec,
-    temporaries: Callable[[], int],
-    progress: Progress,
-) -> int:
-    """KV pages for which there is memory beside the weights and `temporaries`, which take long to find out: what has no
-    room even without them is said before."""
-    page_bytes = model.page_bytes(config) + (draft.page_bytes(config) if draft else 0)
-    num_sets, host_page_bytes = len(spec.windows), num_bytes(model.pages(1, config)) // 2
-    if num_host := num_host_pages(config, host_page_bytes):
-        _say((host_cache_line(num_host, host_page_bytes, config.page_size, num_sets),), progress)
-    wanted = config.num_pages and config.num_pages * num_sets
-    useful = useful_pages(spec, limits_of(config))
-    limit = config.memory_bytes or _device_limit(spec.mesh)
-    if limit is None:
-        return wanted or default_pages(*useful, page_bytes)
-    draft_bytes = draft.num_bytes if draft else 0
-    copies = 2 * min(num_host, MOST_COPIES) * model.page_bytes(config)
-    needs = Needs(model.num_bytes, 0, page_bytes, *useful, draft_bytes, adapter_bytes, num_sets, copies)
-    plan_memory(limit, needs, config.page_size, wanted)
-    budget = plan_memory(limit, replace(needs, temporaries=temporaries()), config.page_size, wanted)
-    _say(budget.lines(), progress)
-    return least(budget.num_pages)
-
-
-def _say(lines: Iterable[str], progress: Progress) -> None:
-    for line in lines:
-        progress(line)
-        logger.info("%s", line)
 
 
 def _temporaries(programs: Programs, shapes: tuple[StepShape, ...]) -> int:
@@ -308,12 +252,6 @@ def _max_seq_len(config: EngineConfig, card: ModelCard) -> int:
     if config.max_seq_len is not None and config.max_seq_len > context:
         raise ConfigError(f"--max-seq-len {config.max_seq_len:,} is more than the model's context of {context:,}.")
     return config.max_seq_len or context
-
-
-def _device_limit(mesh: jax.sharding.Mesh) -> int | None:
-    """Bytes of memory that one device lets us use; None where devices share the host's memory."""
-    stats = mesh.local_devices[0].memory_stats()
-    return stats.get("bytes_limit") if stats else None
 
 
 def _use_compile_cache(folder: str) -> None:

@@ -18,6 +18,7 @@ from model.tree import Params
 from serving.engine.adapter_bank import AdapterForm
 from serving.engine.api import EngineRequest, SequenceOutput, StepNews, StepStats
 from serving.engine.batch import StepShape, build_batch, choose_shape
+from serving.engine.call_times import CallTimes
 from serving.engine.commit import commit_tokens
 from serving.engine.counts import EngineCounts
 from serving.engine.drafters import ModelDrafter, TextDrafter
@@ -34,8 +35,6 @@ from serving.engine.slot_state import sequence_packets
 from serving.engine.speculation import NO_DRAFTS, Drafts, Speculation
 from serving.engine.step_clock import StepClock
 from serving.engine.step_ring import StepRecord, StepRing
-from serving.engine.trip_times import Measured, TripTimes
-from serving.engine.trips import ENDED
 from serving.errors import DeadlineExceeded, Overloaded, ServiceError
 from serving.request import FinishReason, Load
 
@@ -81,17 +80,13 @@ class Engine:
         self._roster = self._new_roster(pool)
         self._in_flight: InFlight | None = None
         self._clock = StepClock()
-        self._trip_times, self._verify_times = TripTimes(trip_s), TripTimes(verify_s)
-        self._costs = self._trip_times if trip_s is None else None
+        self._times = CallTimes(self._clock, trip_s, verify_s)
         drafter = TextDrafter() if programs.draft is None else ModelDrafter(programs.draft.spec.max_tiles)
         self._speculation = Speculation(limits.max_drafts, drafter) if limits.max_drafts else None
         self._mask_writer = MaskWriter()
         self.ring = StepRing()
         self._counts = EngineCounts()
         self._num_plans = 0
-        self.took_s = 0.0
-        """Seconds of the newest call that has been read: what the next step learns from it."""
-        self._measured: Measured | None = None
         self.digest: int | None = None
         """Of all that went to the device and of all tokens that came back, if it is set to 0 before the first step."""
 
@@ -158,7 +153,7 @@ class Engine:
         """Dispatch the next step, then hand out the tokens of the one before. Deadlines before `now`, in monotonic
         seconds, have passed. `took_s` is another engine's, to be taken for this one's."""
         self._clock.start_step()
-        self._learn_time(self.took_s if took_s is None else took_s)
+        self._times.learn(self.took_s if took_s is None else took_s)
         late = [self._finish_late(sequence, now) for sequence in self._roster.waiting.overdue(now)]
         self._roster.trim()
         plan = self._plan()
@@ -170,7 +165,7 @@ class Engine:
         if dispatched is not None:
             tokens_RI = self._clock.wait_for(dispatched.read_tokens)
             self._add_to_digest(tokens_RI)
-            self._note_time(dispatched, tokens_RI, beside_copies=self._roster.pages.host.read())
+            self._times.note(dispatched, tokens_RI, beside_copies=self._roster.pages.host.read())
             news = commit_tokens(dispatched, tokens_RI, self._roster, self._counts, self._speculation)
         self.ring.end(*self._clock.end_step())
         self._roster.say()
@@ -178,14 +173,13 @@ class Engine:
 
     @property
     def spare_s(self) -> float:
-        """Seconds for which the next step may still wait for newcomers, since the device is busy for longer: it runs in
-        order, so a step dispatched any sooner begins no sooner. Twice the host's time for a step comes off, since that
-        varies. 0 as long as nobody knows."""
-        step = self._in_flight
-        if step is None or self._costs is None or step.num_drafts_r is not None:
-            return 0.0
-        busy_s = self._trip_times.at_least(step.num_rows, step.num_tiles) - self._clock.run_s(step.dispatched_s)
-        return max(0.0, busy_s - 2 * self._clock.last_host_s)
+        """Seconds for which the next step may still wait for newcomers: see `CallTimes.spare_s`."""
+        return self._times.spare_s(self._in_flight)
+
+    @property
+    def took_s(self) -> float:
+        """Seconds of the newest call that has been read: what the next step learns from it."""
+        return self._times.took_s
 
     @property
     def adapters(self) -> AdapterForm | None:
@@ -203,7 +197,7 @@ class Engine:
     def _plan(self) -> StepPlan:
         self._num_plans += 1
         roster = self._roster
-        trip_s = self._trip_times.estimate(roster.slots.num_running)
+        trip_s = self._times.trips.estimate(roster.slots.num_running)
         return plan_step(
             roster.waiting.ranked,
             roster.slots,
@@ -213,7 +207,7 @@ class Engine:
             roster.num_promoted,
             trip_s,
             *self._draft(trip_s),
-            self._costs,
+            self._times.costs,
         )
 
     def _draft(self, trip_s: float) -> Drafts:
@@ -225,7 +219,7 @@ class Engine:
         ):
             return NO_DRAFTS
         return self._speculation.draft(
-            self._roster.slots, trip_s, self._verify_times.estimate(self._roster.slots.num_running)
+            self._roster.slots, trip_s, self._times.verify.estimate(self._roster.slots.num_running)
         )
 
     def _commit_plan(self, plan: StepPlan) -> None:
@@ -294,23 +288,6 @@ class Engine:
         masks_RW = self._programs.new_masks(shape.rows)
         self._mask_writer.write(matchers, masks_RW)
         return masks_RW
-
-    def _note_time(self, step: InFlight, tokens_RI: NDArray[np.int32], *, beside_copies: bool) -> None:
-        """To be learned from by the next step, when all hosts know what the first one has measured."""
-        self.took_s = self._clock.end_call(step.dispatched_s)
-        if beside_copies or not step.is_timed:
-            return
-        num_trips = 1 if step.num_tiles else int(np.count_nonzero(tokens_RI.max(axis=0) != ENDED))
-        if step.num_drafts_r is None:
-            self._measured = Measured(self._trip_times, step.num_rows, num_trips, step.num_tiles)
-        else:  # nothing was dispatched meanwhile, so the host's time comes on top
-            self.took_s += self._clock.last_host_s
-            self._measured = Measured(self._verify_times, step.num_rows, min(num_trips, 1))
-
-    def _learn_time(self, took_s: float) -> None:
-        if self._measured is not None:
-            self._measured.note(took_s)
-            self._measured = None
 
     def _add_to_digest(self, numbers: NDArray[np.int32]) -> None:
         if self.digest is not None:

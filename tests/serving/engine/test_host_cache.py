@@ -11,9 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from kv.cache import abstract_cache, make_cache
 from kv.row_cache import abstract_row_cache
 from serving.config import EngineConfig
-from serving.engine.build import check_host_cache, num_host_pages
 from serving.engine.executables import Executables
 from serving.engine.page_programs import PagePrograms
+from serving.engine.page_room import check_host_cache, num_host_pages
 from serving.errors import ConfigError, EngineFailed
 from serving.request import SamplingParams
 from sharding.mesh import make_mesh

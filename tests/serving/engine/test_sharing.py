@@ -197,7 +197,7 @@ def test_batch_work_makes_no_step_longer_than_agreed(people, batch, prompts, cos
 @settings(max_examples=40, deadline=None)
 def test_all_end_whole_however_dear_company_is(requests, costs):
     trace = Trace(num_pages=60, num_slots=4)
-    trace.engine._costs = costs
+    trace.engine._times.costs = costs
     for i, request in enumerate(requests):
         trace.submit(ask(i, *request))
     trace.run_to_end(max_steps=60_000)

@@ -71,7 +71,7 @@ def test_a_step_that_waits_for_newcomers_leaves_the_device_no_pause(calls_s, num
     device = Device(calls_s, 4, 2, num_trips)
     limits = Limits(PAGE_SIZE, TILE_TOKENS, 2, max_trips=num_trips, max_call_s=10.0)
     engine = counting_engine(limits, trip_s=None, make=lambda *_: device)
-    engine._clock = StepClock(lambda: device.now_s)
+    engine._clock = engine._times._clock = StepClock(lambda: device.now_s)
     engine.submit(request("a", [1, 2, 3], SamplingParams(max_tokens=40)))
     waited = []
     while engine.has_work:
