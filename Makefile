@@ -2,7 +2,7 @@
 #   make serve            fetch the demo model and serve it       PORT=8123 make serve
 #   make test             all tests                               PYTHON=python3.12 make test
 #   make check            format, lint, types, import contracts, generated code
-#   make bench            all tables, the three parts below included; two hours on two cores
+#   make bench            all tables, the three parts below included; 75 minutes on two cores
 #   make bench-serve      the demo model served, one JSON line of figures; minutes
 #   make bench-quality    what quantised weights and caches cost in quality, a table and a JSON line
 #   make bench-gateway    what the gateway costs, in front of a replica that emits scripted tokens

@@ -36,8 +36,6 @@ class Limits:
     """How long a decode call of several trips may take: a newcomer waits for it, and its tokens come in one burst."""
     share: float = 1.7
     """How many times longer batch work may make a step in which interactive sequences decode."""
-    share_first: float = 1.1
-    """The same, while one of them waits for its first token."""
     floor_every: int = 6
     """One step of so many may have batch prompts."""
     share_floor: float = 4.0

@@ -3,7 +3,7 @@
 A step takes as long as all of its rows and tiles together, so whoever streams waits for everyone else's work. Where
 that is cheap, as where decoding is bound by reading weights, nobody is held back. Where measured times say otherwise:
 
-- batch rows take turns, so that they make a step at most `Limits.share` times longer, and `Limits.share_first` times
+- batch rows take turns, so that they make a step at most `Limits.share` times longer, and no longer than it is anyway
   while an interactive sequence waits for its first token;
 - batch prompts have one step in `Limits.floor_every`, which takes at most `Limits.share_floor` times what decoding
   interactive rows alone takes.
@@ -64,7 +64,7 @@ def share_step(waiting: Items[Sequence], slots: SlotTable, limits: Limits, costs
     num_own = int(np.count_nonzero(ready_B & ~slots.batch_B))
     decode_s = costs.of_step(num_own, 0) if num_own else None
     own_rows, left = num_own + bool(people_tiles), limits.max_tiles - people_tiles
-    share, alone_s = limits.share_first if people_tiles else limits.share, costs.of_step(own_rows, people_tiles)
+    share, alone_s = 1.0 if people_tiles else limits.share, costs.of_step(own_rows, people_tiles)
     most_s = -math.inf if alone_s is None else share * alone_s  # if nobody knows, this step will tell
     if is_floor and decode_s is not None:
         most_s = max(most_s, limits.share_floor * decode_s)

@@ -181,7 +181,7 @@ def test_batch_work_makes_no_step_longer_than_agreed(people, batch, prompts, cos
     own_tiles = sum(pages_for(c.length, TILE) for c in first)
     tiles = sum(pages_for(c.length, TILE) for c in plan.prefill)
     rows, floor_s = len(plan.decode) + bool(plan.prefill), LIMITS.share_floor * costs.of_step(people, 0)
-    most = costs.of_step(people + bool(first), own_tiles) * (LIMITS.share_first if first else LIMITS.share)
+    most = costs.of_step(people + bool(first), own_tiles) * (1.0 if first else LIMITS.share)
     least = (0, 0)
     if step % LIMITS.floor_every == 0:
         most, is_due = max(most, floor_s), not first or step >= LIMITS.floor_every**2
