@@ -75,11 +75,12 @@ def test_where_rows_cost_much_batch_rows_take_turns():
     assert seen[0] | seen[1] == {s.slot for s in batch} and seen[2] == seen[0]
 
 
-def test_while_somebody_waits_for_a_first_token_batch_has_a_tenth_of_the_step():
+def test_while_somebody_waits_for_a_first_token_batch_goes_along_only_where_that_costs_nothing():
     world, _ = crowd()
     new = world.wait(10)
-    plan = world.plan(step=1, costs=DEAR)
-    assert plan.decode.tolist() == [0, 1, 2] and chunks(plan) == [(new, 0, 10)]
+    for costs, rows in ((DEAR, [0, 1]), (Costs(tile=1.0), [*range(8)])):
+        plan = world.plan(step=1, costs=costs)
+        assert plan.decode.tolist() == rows and chunks(plan) == [(new, 0, 10)]
 
 
 def test_a_batch_prompt_that_would_hold_people_up_waits_for_the_floor():
