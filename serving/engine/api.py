@@ -1,7 +1,7 @@
 """What the replica and an engine say to each other: token ids in, token ids out. Imports no JAX."""
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -185,9 +185,9 @@ class StepNews:
     def __bool__(self) -> bool:
         return bool(self.outputs or self.names)
 
-    def after(self, outputs: Iterable[SequenceOutput]) -> "StepNews":
-        """The same, and before it what is not of the step itself."""
-        return replace(self, outputs=(*outputs, *self.outputs))
+    def after(self, outputs: Sequence[SequenceOutput]) -> "StepNews":
+        """The same, and before it what is not of the step itself, which is nothing in most steps."""
+        return replace(self, outputs=(*outputs, *self.outputs)) if outputs else self
 
     @property
     def has_tokens(self) -> bool:

@@ -6,7 +6,7 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.api import Prefilled, SequenceOutput, StepNews, TokenLogprobs
+from serving.engine.api import SequenceOutput, StepNews, TokenLogprobs
 from serving.engine.batch import NOT_FINITE
 from serving.engine.counts import EngineCounts
 from serving.engine.in_flight import InFlight
@@ -64,15 +64,13 @@ def _commit_chunks(step: InFlight, tokens_RI: NDArray[np.int32], roster: Roster)
                 outputs.append(SequenceOutput(sequence.request_id, embedding=vector))
             if num_written >= sequence.num_prompt:
                 if (prefilled := sequence.history.prefilled()) and sequence.finish_reason is None:
-                    outputs.append(_computed(sequence, prefilled))
+                    outputs.append(
+                        SequenceOutput(sequence.request_id, cached_tokens=sequence.num_cached, prefilled=prefilled)
+                    )
                 roster.release_siblings(sequence)
         elif sequence.finish_reason is None:
             outputs.append(_finish_broken(sequence, (), roster))
     return outputs
-
-
-def _computed(sequence: Sequence, prefilled: Prefilled) -> SequenceOutput:
-    return SequenceOutput(sequence.request_id, cached_tokens=sequence.num_cached, prefilled=prefilled)
 
 
 def _commit_odd(

@@ -169,7 +169,7 @@ class Engine:
             news = commit_tokens(dispatched, tokens_RI, self._roster, self._counts, self._speculation)
         self.ring.end(*self._clock.end_step())
         self._roster.say()
-        return news.after(late) if late else news
+        return news.after(late)
 
     @property
     def spare_s(self) -> float:
