@@ -262,7 +262,9 @@ class GatewayConfig:
     port: Annotated[int, Flag("--port", "Port to listen on; 0 for any free one.")] = 8000
     replica: Annotated[str, Flag("--replica", "host:port or unix:/path of the replica.")] = "127.0.0.1:9000"
     max_body_bytes: Annotated[int, Flag("--max-body-bytes", "Largest request body.")] = 8 * MIB
-    max_queued: Annotated[int, Flag("--max-queued", "Answers in flight; one more gets 429.")] = 1024
+    max_queued: Annotated[
+        int, Flag("--max-queued", "Answers in flight; one more gets 429, and a place when it comes back as told.")
+    ] = 1024
     """Waiting ones included."""
     drain_s: DrainS = 30.0
     tools_file: Annotated[

@@ -11,7 +11,7 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from serving.config import EngineConfig, GatewayConfig
-from serving.gateway.admission import Admission
+from serving.gateway.admission.admission import Admission
 from serving.gateway.app import create_app
 from serving.gateway.listener import base_url, listen
 from serving.gateway.main import make_server

@@ -5,7 +5,7 @@ from fastapi import FastAPI
 from serving import tracing
 from serving.config import GatewayConfig
 from serving.gateway.adapters import LoadBody, UnloadBody, adapters_router
-from serving.gateway.admission import Admission
+from serving.gateway.admission.admission import Admission
 from serving.gateway.answers import answers_router
 from serving.gateway.call import Services
 from serving.gateway.chat.body import ShortBody

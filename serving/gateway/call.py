@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serving.errors import Overloaded, ServiceError
-from serving.gateway.admission import Admission
+from serving.gateway.admission.admission import Admission
+from serving.gateway.admission.places import Place
 from serving.gateway.server_tools.caller import ToolCaller
 from serving.gateway.server_tools.config import ServerTools
 from serving.metrics import Metrics, ModelMetrics
@@ -45,7 +46,8 @@ class Call:
         """Once open."""
         self.in_thought = False
         """Once open: whether the answer begins within the model's thought."""
-        self._entered = self._accepted = False
+        self._place: Place | None = None
+        self._accepted = False
         self._first: Event | None = None
         self._generation: Generation | None = None
         self._watch: Stopwatch | None = None
@@ -60,8 +62,10 @@ class Call:
         deadline_s = None if request.deadline_ms is None else request.deadline_ms / 1000
         if not self._admitted:
             slots = services.replica.status.load.total_slots
-            services.admission.enter(request.num_choices, slots=slots, deadline_s=deadline_s)
-            self._entered = True
+            self._place = await services.admission.enter(request, slots=slots, deadline_s=deadline_s)
+        if request.deadline_ms is not None:  # who came back to a full house has waited already
+            waited_ms = int(1000 * (time.perf_counter() - self._started))
+            request = dataclasses.replace(request, deadline_ms=max(1, request.deadline_ms - waited_ms))
         self._generation = services.replica.generate(request)
         model = services.replica.status.model  # the served name: a client's spelling must not become a label
         self._watch = Stopwatch(services.metrics.of_model(model), self._started, request.num_choices)
@@ -106,9 +110,9 @@ class Call:
         if self._generation is not None and self._watch is not None:
             self._generation.close()
             self._watch.end(FinishReason.ABORT)
-        if self._entered:
-            self._entered = False
-            self._services.admission.leave(self._request.num_choices, served=self._accepted)
+        if self._place is not None:
+            place, self._place = self._place, None
+            self._services.admission.leave(place, served=self._accepted)
 
     async def _take(self) -> Event:
         assert self._generation is not None and self._watch is not None, "open() comes first"
@@ -124,7 +128,7 @@ class Call:
         assert self._watch is not None, "open() comes first"
         self._watch.end(FinishReason.ERROR)
         if isinstance(error, Overloaded) and error.retry_after_s is None:
-            error.retry_after_s = self._services.admission.plan_return(self._request.num_choices)
+            error.retry_after_s = self._services.admission.plan_return(self._request)
 
 
 class Stopwatch:

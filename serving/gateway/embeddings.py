@@ -117,7 +117,7 @@ class EmbeddingsResponse(Response):
 async def embed(services: Services, requests: Sequence[Request]) -> list[tuple[bytes, Finished]]:
     """The embedding of each, in order. Raises ServiceError: that of the first that fails ends them all."""
     width = min(AT_ONCE, len(requests))
-    services.admission.enter(width, slots=services.replica.status.load.total_slots)
+    place = await services.admission.enter(requests[0], width, slots=services.replica.status.load.total_slots)
     found: list[tuple[bytes, Finished] | None] = [None] * len(requests)
     todo = iter(range(len(requests)))
 
@@ -132,7 +132,7 @@ async def embed(services: Services, requests: Sequence[Request]) -> list[tuple[b
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        services.admission.leave(width, served=False)  # how long these take says nothing about answers
+        services.admission.leave(place, served=False)  # how long these take says nothing about answers
     return [one for one in found if one is not None]
 
 

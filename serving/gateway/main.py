@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from serving import tracing
 from serving.config import GatewayConfig
-from serving.gateway.admission import Admission
+from serving.gateway.admission.admission import Admission
 from serving.gateway.app import create_app
 from serving.gateway.listener import BACKLOG, base_url
 from serving.gateway.protocol import GatewayProtocol

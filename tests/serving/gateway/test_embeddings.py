@@ -103,16 +103,20 @@ async def test_the_official_client_with_its_defaults(shared_gateway):
     assert answer.usage.prompt_tokens == 5
 
 
-async def test_a_full_gateway_refuses_at_once_and_places_are_given_back(gateway, engine):
-    engine.go.clear()
-    gateway.admission._max_queued = 8
-    call = asyncio.create_task(gateway.http.post(PATH, json=body(["a"] * 20)))
-    await until(lambda: gateway.admission.num_in_flight == 8)
-    refused = await gateway.http.post(PATH, json=body())
-    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
-    engine.go.set()
-    assert (await call).status_code == 200
-    assert gateway.admission.num_in_flight == 0
+async def test_a_full_gateway_refuses_at_once_and_places_are_given_back():
+    engine = FakeEngineLoop()
+    async with (
+        running_replica(engine, config=CONFIG) as replica,
+        running_gateway(replica.address, max_queued=8) as gateway,
+    ):
+        engine.go.clear()
+        call = asyncio.create_task(gateway.http.post(PATH, json=body(["a"] * 20)))
+        await until(lambda: gateway.admission.num_in_flight == 8)
+        refused = await gateway.http.post(PATH, json=body())
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        engine.go.set()
+        assert (await call).status_code == 200
+        assert gateway.admission.num_in_flight == 0
 
 
 async def test_a_client_that_leaves_ends_the_work():

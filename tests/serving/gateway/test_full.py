@@ -1,12 +1,13 @@
 """A service that is full, or too slow for a deadline: told at once, before anything is computed."""
 
 import asyncio
+import itertools
 
 import anyio
 import openai
 import pytest
 
-from serving.gateway.admission import Admission
+from serving.gateway.admission.admission import Admission
 from tests.fakes import FAKE_NAME, FakeEngineLoop
 from tests.services import EngineConfig, running_gateway, running_replica, until
 
@@ -76,6 +77,33 @@ async def test_the_official_client_rides_through_a_burst(monkeypatch):
         answers = await asyncio.gather(*(client.completions.create(**body()) for _ in range(20)))
     assert [answer.choices[0].text for answer in answers] == ["abca"] * 20
     assert engine.num_tokens_made == 20 * 4, "the refused cost the engine nothing"
+
+
+@pytest.mark.parametrize("warm", [False, True])
+async def test_who_comes_back_when_told_is_served(warm):
+    """Three times as many as there are places, all at once; each waits as it was told."""
+    engine = FakeEngineLoop(step_delay_s=0.005, num_slots=4)
+    config = EngineConfig("nowhere", num_slots=4)
+    async with (
+        running_replica(engine, config=config) as replica,
+        running_gateway(replica.address, max_queued=20) as gateway,
+    ):
+        hurry_admission(gateway.admission)
+        if warm:
+            await asyncio.gather(*(gateway.http.post(COMPLETIONS, json=body()) for _ in range(16)))
+        tries = await asyncio.gather(*(tries_until_served(gateway, f"abc{number}") for number in range(60)))
+    assert tries.count(1) >= 20
+    assert sum(count > 2 for count in tries) <= 0.05 * 40
+
+
+async def tries_until_served(gateway, prompt) -> int:
+    for count in itertools.count(1):
+        response = await gateway.http.post(COMPLETIONS, json=body() | {"prompt": prompt})
+        if response.status_code == 200:
+            return count
+        assert response.status_code == 429
+        await asyncio.sleep(int(response.headers["retry-after"]) / HURRY)
+    raise AssertionError
 
 
 def hurry_admission(admission: Admission):

@@ -1,0 +1,1 @@
+"""Who is let in, who waits at the door, and when those who are refused should come back."""
