@@ -1,10 +1,13 @@
-"""Where Numba keeps compiled kernels: a folder for each state of their sources.
+"""Where Numba keeps compiled kernels: a folder for each state of their sources, and a sum over all that lies in it.
 
 Numba compares the time of one file, that of the function it is asked for, and would run what an older version of the
-other files compiled to. And two processes that save at once can take the same file for different code.
+other files compiled to. Two processes that save at once can take the same file for different code. And it loads
+whatever it finds: an emptied file raises, a cut one may end the process.
 """
 
+import logging
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -14,7 +17,10 @@ import numba
 
 from model.file_lock import file_lock
 
+logger = logging.getLogger(__name__)
+
 _PREFIX = "kernels-"
+_SUM = "podstream.sha256"
 
 
 @contextmanager
@@ -22,7 +28,7 @@ def kept_kernels(package: Path, sources: Iterable[Path]) -> Iterator[None]:
     """Within, kernels are imported, compiled, and kept in `package`'s `__pycache__`, apart from those of other sources.
     By one process at a time: the next finds them made.
 
-    Where the folder is read-only, Numba finds a place of its own.
+    What is not as it was left is made anew. Where the folder cannot be written, nothing is kept.
     """
     caches = package / "__pycache__"
     folder, lock = caches / f"{_PREFIX}{_digest(sources)}", caches / "kernels.lock"
@@ -30,13 +36,59 @@ def kept_kernels(package: Path, sources: Iterable[Path]) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.touch()
     except OSError:
-        yield
+        with tempfile.TemporaryDirectory(prefix="podstream-kernels-") as passing:
+            _use(Path(passing))
+            yield
         return
     with file_lock(lock):
         for old in set(caches.glob(f"{_PREFIX}*")) - {folder}:
             shutil.rmtree(old, ignore_errors=True)
-        numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # read from the environment on import
+        if not _is_as_left(folder):
+            shutil.rmtree(folder)
+            folder.mkdir()
+        _use(folder)
         yield
+        _seal(folder)
+
+
+def _use(folder: Path) -> None:
+    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # read from the environment on import
+
+
+def _is_as_left(folder: Path) -> bool:
+    """A folder without a sum was left in the middle of something."""
+    files = list(folder.iterdir())
+    if not files:
+        return True
+    try:
+        if (folder / _SUM).read_text() == _sum_of(folder):
+            return True
+        why = "are damaged"
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"cannot be trusted ({error})"
+    logger.warning("the kernels kept in %s %s; compiling them anew.", folder, why)
+    return False
+
+
+def _seal(folder: Path) -> None:
+    """Whole or not at all."""
+    partial = folder.with_suffix(".partial")
+    try:
+        partial.write_text(_sum_of(folder))
+        partial.replace(folder / _SUM)
+    except OSError as error:
+        logger.warning("the kernels in %s cannot be sealed (%s); the next start compiles them.", folder, error)
+
+
+def _sum_of(folder: Path) -> str:
+    """Over names and bytes of all files but itself. Raises OSError for what is no file."""
+    total = sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir() or path.name == _SUM:
+            continue
+        data = path.read_bytes()
+        total.update(f"{path.relative_to(folder)} {len(data)}\0".encode() + data)
+    return total.hexdigest()
 
 
 def _digest(sources: Iterable[Path]) -> str:

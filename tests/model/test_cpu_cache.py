@@ -1,9 +1,13 @@
 """Numba's own cache looks at one file; ours at all that a kernel is made of."""
 
 import sys
+from pathlib import Path
 from subprocess import run
 
+import numba
 import pytest
+
+from model.cpu_cache import kept_kernels
 
 KERNEL = """
 from numba import njit
@@ -38,6 +42,7 @@ def answer(tmp_path):
         (tmp_path / "part.py").write_text(PART.format(answer=wanted))
         process = [sys.executable, "-c", USE.format(here=str(tmp_path))]
         told = run(process, capture_output=True, text=True, check=True, env={"PYTHONPATH": f"{tmp_path}:."})
+        ask.words = told.stderr
         return int(told.stdout)
 
     (tmp_path / "kernel.py").write_text(KERNEL)
@@ -52,3 +57,69 @@ def test_a_change_behind_a_kernel_is_seen_and_what_was_kept_before_is_removed(an
 def test_a_folder_that_cannot_be_written_keeps_nobody_from_computing(answer, tmp_path):
     (tmp_path / "__pycache__").write_text("in the way")
     assert answer(3) == 3
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _replace_by_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = {
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut": _cut,
+    "a flipped bit": _flip,
+    "gone": lambda path: path.unlink(),
+    "a folder": _replace_by_a_folder,
+}
+
+
+def keep(package):
+    """Whether the kernel was there; else it is made."""
+    with kept_kernels(package, []):
+        kernel = Path(numba.config.CACHE_DIR) / "a" / "kernel.nbc"
+        was_there = kernel.is_file()
+        kernel.parent.mkdir(exist_ok=True)
+        kernel.write_bytes(b"a kernel")
+    return was_there
+
+
+@pytest.fixture(autouse=True)
+def no_other_cache(monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", ["kernel.nbc", "podstream.sha256"])
+def test_what_is_damaged_is_made_anew_and_that_is_said(tmp_path, caplog, file, damage):
+    assert [keep(tmp_path), keep(tmp_path)] == [False, True]
+    [path] = tmp_path.rglob(file)
+    DAMAGES[damage](path)
+    assert keep(tmp_path) is False
+    assert "compiling them anew" in caplog.text
+    caplog.clear()
+    assert keep(tmp_path) is True
+    assert not caplog.text
+
+
+def test_a_start_that_was_killed_leaves_nothing_that_is_trusted(tmp_path):
+    with pytest.raises(KeyboardInterrupt), kept_kernels(tmp_path, []):
+        (Path(numba.config.CACHE_DIR) / "kernel.nbc").write_bytes(b"half a ker")
+        raise KeyboardInterrupt
+    assert keep(tmp_path) is False
+
+
+def test_a_cut_kernel_of_numba_does_not_end_the_process(answer, tmp_path):
+    assert answer(1) == 1
+    _cut(next((tmp_path / "__pycache__").rglob("*.nbc")))
+    assert answer(1) == 1
+    assert "compiling them anew" in answer.words
