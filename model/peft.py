@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -120,6 +121,7 @@ def _fields(path: epath.Path) -> dict[str, Any]:
     file = path / CONFIG
     if not file.exists():
         raise CheckpointError(f"{path} is no adapter: it lacks {CONFIG}.")
+    _check_regular(file)
     if (size := file.stat().length) > MAX_CONFIG_BYTES:
         raise CheckpointError(f"{file} has {size:,} bytes, at most {MAX_CONFIG_BYTES:,} are read.")
     try:
@@ -141,6 +143,12 @@ def _fields(path: epath.Path) -> dict[str, Any]:
             "converted to plain LoRA."
         )
     return fields
+
+
+def _check_regular(file: epath.Path) -> None:
+    """Who opens a pipe waits for somebody to write there."""
+    if "://" not in str(file) and not Path(file).is_file():
+        raise CheckpointError(f"{file} is not a regular file.")
 
 
 def _rank(path: epath.Path, fields: Mapping[str, Any], max_rank: int) -> int:
@@ -166,6 +174,7 @@ def _tensors(path: epath.Path, config: ModelConfig, rank: int) -> list[tuple[str
     file = path / WEIGHTS
     if not file.exists():
         raise CheckpointError(f"{path} lacks {WEIGHTS}; other files of weights are not read.")
+    _check_regular(file)
     shapes = (shape for place in places_of(config) for shape in place.shapes(config, rank))
     most = sum(map(prod, shapes)) * 4 + HEADER_BYTES
     if (size := file.stat().length) > most:

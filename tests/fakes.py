@@ -105,6 +105,7 @@ class FakeEngineLoop:
         self.go = threading.Event()  # cleared: the next step waits
         self.go.set()
         self.step_s = 0.0
+        self.num_steps_begun = 0
         self.num_adapters = num_adapters
         self.adapters: dict[int, str] = {}  # path by place
         self._num_slots = num_slots
@@ -138,11 +139,12 @@ class FakeEngineLoop:
     def abort(self, request_id):
         self._inbox.put(request_id)
 
-    def load_adapter(self, place, path):
+    def load_adapter(self, place, path, may_write=lambda: True):
         if path == "/nowhere":
             raise ModelNotFound("there is no adapter at /nowhere.", param="lora_path")
         self.go.wait()
-        self.adapters[place] = path
+        if may_write():
+            self.adapters[place] = path
 
     def start_trace(self, folder):
         if folder == "/full":

@@ -27,11 +27,15 @@ class AdapterWrite:
     _done: "Future[None]" = field(default_factory=Future)
 
     @classmethod
-    def read(cls, form: AdapterForm, place: int, path: str) -> "AdapterWrite":
-        """Raises ModelNotFound or InvalidRequest, since it was a request that named the path."""
+    def read(cls, form: AdapterForm, place: int, path: str, may_write: Callable[[], bool]) -> "AdapterWrite":
+        """Raises ModelNotFound or InvalidRequest, since it was a request that named the path, and when it was given up
+        meanwhile."""
         assert 0 <= place < form.num_adapters, f"there is no place {place} for an adapter"
         try:
-            return cls(place, path, form.load(path))
+            arrays = form.load(path)
+            if not may_write():
+                raise InvalidRequest(f"the load of {path} was given up.", param="lora_path")
+            return cls(place, path, arrays)
         except NoSuchAdapter as error:
             raise ModelNotFound(str(error), param="lora_path") from error
         except PodstreamError as error:

@@ -237,6 +237,11 @@ class EngineLoop(Protocol):
         """Seconds since the step that runs now began; 0 if none does."""
         ...
 
+    @property
+    def num_steps_begun(self) -> int:
+        """Those that have ended and the one that runs."""
+        ...
+
     def start(self, on_step: Callable[[StepOutput], None]) -> None:
         """Start the thread; `on_step` is called on it once per step with news, and must not block."""
         ...
@@ -254,9 +259,9 @@ class EngineLoop(Protocol):
         """Places for adapters; 0 where the programs have none."""
         ...
 
-    def load_adapter(self, place: int, path: str) -> None:
-        """Read an adapter and write it into a place that no request uses. Requests that are submitted after it returns
-        see it. Blocks for as long as reading takes; also before `start`.
+    def load_adapter(self, place: int, path: str, may_write: Callable[[], bool] = lambda: True) -> None:
+        """Read an adapter and, if it still may, write it into a place that no request uses. Requests that are submitted
+        after it returns see it. Blocks for as long as reading takes; also before `start`.
 
         Raises ModelNotFound when nothing is there, InvalidRequest for what does not fit or is not supported, by name,
         and EngineFailed.

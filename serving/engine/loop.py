@@ -65,6 +65,7 @@ class EngineThread:
         self._load = engine.load
         self._tracing = False
         self._step_began = 0.0
+        self._num_steps_begun = 0
         self._num_failures = 0
         """Steps that raised since the last token."""
         self._thread: threading.Thread | None = None
@@ -98,12 +99,16 @@ class EngineThread:
         return time.monotonic() - began if began else 0.0
 
     @property
+    def num_steps_begun(self) -> int:
+        return self._num_steps_begun
+
+    @property
     def num_adapters(self) -> int:
         return 0 if self._engine.adapters is None else self._engine.adapters.num_adapters
 
-    def load_adapter(self, place: int, path: str) -> None:
+    def load_adapter(self, place: int, path: str, may_write: Callable[[], bool] = lambda: True) -> None:
         assert self._engine.adapters is not None, "there is no place for an adapter"
-        message = AdapterWrite.read(self._engine.adapters, place, path)
+        message = AdapterWrite.read(self._engine.adapters, place, path, may_write)
         if self._thread is None:  # nobody owns the engine yet
             message.run(self._engine.write_adapter)
         else:
@@ -173,6 +178,7 @@ class EngineThread:
         return dataclasses.replace(self._engine.stats, num_compiles_after_ready=self._compiles_after_ready())
 
     def _step(self, inputs: StepInputs) -> StepNews:
+        self._num_steps_begun += 1
         self._step_began = time.monotonic()
         try:
             return self._run_step(inputs)

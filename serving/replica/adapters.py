@@ -10,14 +10,19 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from serving.engine.api import EngineLoop, LoadedAdapter
-from serving.errors import InvalidRequest, ModelNotFound
+from serving.errors import InvalidRequest, ModelNotFound, Overloaded
+from serving.replica.adapter_load import AdapterLoad
 
 logger = logging.getLogger(__name__)
 
 MAX_NAME_CHARS = 256
+LOAD_S = 240.0
+"""Seconds after which a load is given up: less than a gateway waits."""
+MAX_LOADS = 8
+"""At once, those that were given up and have not ended yet included."""
 
 
 class AdapterTable:
@@ -29,12 +34,12 @@ class AdapterTable:
         """Called when there are others than before."""
         self._engine = engine
         self._by_name: dict[str, LoadedAdapter] = {}
-        self._loading: set[str] = set()
+        self._loading: dict[str, AdapterLoad] = {}
+        self._left_behind: list[AdapterLoad] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._free = list(range(engine.num_adapters - 1, -1, -1))
         self._numbers = itertools.count(1)
         self._in_use: Counter[LoadedAdapter] = Counter()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="load-adapter")
 
     @property
     def loaded(self) -> tuple[LoadedAdapter, ...]:
@@ -60,18 +65,24 @@ class AdapterTable:
 
     async def load(self, name: str, path: str) -> None:
         """Raises InvalidRequest for a name that is taken or an adapter that does not fit, ModelNotFound where there is
-        no adapter, EngineFailed."""
+        no adapter or it cannot be read in LOAD_S, Overloaded, EngineFailed."""
         self._check_may_change()
+        self._left_behind = [load for load in self._left_behind if load.thread.is_alive()]
+        if (count := len(self._loading) + len(self._left_behind)) >= MAX_LOADS:
+            raise Overloaded(f"{count} adapters are being read already, the limit; try again later.", retry_after_s=10)
         place = self._take_place(name)
-        self._loading.add(name)
+        self._loading[name] = AdapterLoad(name, partial(self._engine.load_adapter, place, path))
         task = asyncio.create_task(self._load(name, path, place))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.shield(task)  # goes on when nobody waits any more: the place must not be given away meanwhile
 
     def unload(self, name: str) -> None:
-        """Raises ModelNotFound, and InvalidRequest where nothing may be unloaded."""
+        """One that is still being read is given up. Raises ModelNotFound, and InvalidRequest where nothing may be
+        unloaded."""
         self._check_may_change()
+        if name in self._loading and self._loading[name].give_up():
+            return
         if name not in self._by_name:
             raise ModelNotFound(f"there is no adapter {name!r}.", param="lora_name")
         adapter = self._by_name.pop(name)
@@ -98,18 +109,32 @@ class AdapterTable:
             if self._by_name.get(adapter.name) != adapter:
                 self._free.append(adapter.place)
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether a thread still does that, or waits for what it reads from."""
+        return any(load.thread.is_alive() for load in (*self._loading.values(), *self._left_behind))
+
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for load in self._loading.values():
+            load.give_up()
 
     async def _load(self, name: str, path: str, place: int) -> None:
-        loop = asyncio.get_running_loop()
+        load = self._loading[name]
         try:
-            await loop.run_in_executor(self._thread, self._engine.load_adapter, place, path)
+            await load.wait(LOAD_S)
+        except TimeoutError as error:
+            self._free.append(place)
+            self._left_behind.append(load)
+            raise ModelNotFound(
+                f"the adapter {name!r} was given up while {path} was read, after {LOAD_S:g} s at most; can it be "
+                "reached?",
+                param="lora_path",
+            ) from error
         except BaseException:
             self._free.append(place)
             raise
         finally:
-            self._loading.discard(name)
+            del self._loading[name]
         self._by_name[name] = LoadedAdapter(name, path, place, next(self._numbers))
         logger.info("adapter %s is loaded from %s", name, path)
         self.on_change()

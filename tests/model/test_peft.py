@@ -1,6 +1,7 @@
 """An adapter from PEFT is read whole and right, or refused in one sentence that names the tensor or field."""
 
 import json
+import os
 import re
 
 import ml_dtypes
@@ -171,3 +172,12 @@ def test_files_that_are_missing_cut_or_too_large_are_named(tmp_path, tensors):
     (tmp_path / CONFIG).write_text("[1]")
     with pytest.raises(CheckpointError, match="holds a list, expected a JSON object"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_pipe_is_refused_before_anybody_waits_for_it(tmp_path, tensors, name):
+    folder = save_adapter(tmp_path, tensors)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
+        read(folder)

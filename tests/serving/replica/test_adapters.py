@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import InvalidRequest, ModelNotFound
-from serving.replica.adapters import MAX_NAME_CHARS, AdapterTable
+from serving.errors import InvalidRequest, ModelNotFound, Overloaded
+from serving.replica import adapters as module
+from serving.replica.adapters import MAX_LOADS, MAX_NAME_CHARS, AdapterTable
 from tests.fakes import FAKE_NAME, FakeEngineLoop
 from tests.services import until
 
@@ -81,6 +82,65 @@ async def test_a_load_holds_its_name_and_place_also_when_nobody_waits_for_it():
         await adapters.load("one", "/2")
     adapters._engine.go.set()
     await until(lambda: adapters.loaded)
+
+
+async def unreachable(name="one", num_adapters=1):
+    """A table whose first load waits for something that does not answer."""
+    adapters = table(num_adapters=num_adapters)
+    adapters._engine.go.clear()
+    loading = asyncio.create_task(adapters.load(name, "gs://unreachable"))
+    await asyncio.sleep(0)
+    return adapters, loading
+
+
+async def test_a_load_that_takes_too_long_is_given_up_and_its_place_is_free(monkeypatch):
+    monkeypatch.setattr(module, "LOAD_S", 0.05)
+    adapters, loading = await unreachable()
+    with pytest.raises(ModelNotFound, match="'one' was given up while gs://unreachable was read"):
+        await loading
+    assert adapters.is_reading, "nothing can interrupt its thread"
+    adapters._engine.go.set()
+    await until(lambda: not adapters.is_reading)
+    assert not adapters._engine.adapters, "it came back too late, and wrote nothing"
+    await adapters.load("one", "/1")
+    assert adapters._engine.adapters == {0: "/1"}
+
+
+async def test_unloading_what_is_being_read_gives_it_up():
+    adapters, loading = await unreachable()
+    adapters.unload("one")
+    with pytest.raises(ModelNotFound, match="was given up"):
+        await loading
+    adapters._engine.go.set()
+
+
+async def test_a_load_waits_for_no_other():
+    adapters, loading = await unreachable(num_adapters=2)
+    adapters._engine.load_adapter = lambda place, path, may_write: may_write()
+    await asyncio.wait_for(adapters.load("two", "/2"), 5)
+    assert [adapter.name for adapter in adapters.loaded] == ["two"]
+    adapters._engine.go.set()
+    await loading
+
+
+async def test_loads_that_do_not_end_are_bounded(monkeypatch):
+    monkeypatch.setattr(module, "LOAD_S", 0.0)
+    adapters, loading = await unreachable()
+    for number in range(MAX_LOADS):
+        with pytest.raises(ModelNotFound, match="was given up"):
+            await loading
+        loading = asyncio.create_task(adapters.load(f"again {number}", "gs://unreachable"))
+    with pytest.raises(Overloaded, match="8 adapters are being read already"):
+        await loading
+    adapters._engine.go.set()
+
+
+async def test_closing_gives_up_what_is_being_read():
+    adapters, loading = await unreachable()
+    adapters.close()
+    with pytest.raises(ModelNotFound, match="was given up"):
+        await loading
+    adapters._engine.go.set()
 
 
 def test_an_unloaded_adapter_keeps_its_place_until_its_last_answer_ends():
