@@ -7,6 +7,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from podstream.liveness import Answers
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -16,6 +18,8 @@ class Program:
     argv: Sequence[str]
     env: Mapping[str, str]
     pass_fds: Sequence[int] = field(default=())
+    answers: Answers | None = None
+    """Whether a running one does; None where nobody can ask it."""
 
 
 class Child:

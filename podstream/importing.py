@@ -1,5 +1,6 @@
 """Importing: fetch a model, convert it, save it as one checkpoint, and say meanwhile what is going on."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from model.card import FORMAT
-from model.errors import CheckpointError
+from model.errors import CheckpointError, SourceUnavailable
 from model.file_lock import file_lock
 from podstream.home import environment
 from podstream.home import home as default_home
@@ -62,14 +63,28 @@ def seal(path: str) -> None:
 def ensure_demo_model(home: Path, console: Console) -> Path:
     """The checkpoint of the demo model below `home`, made on the first call; later calls need no network.
 
-    Processes that race wait for the first one, and what a killed one left is removed. Raises SourceUnavailable.
+    Processes that race wait for the first one, and what a killed one left is removed. Raises SourceUnavailable, also
+    where nothing can be kept.
     """
     path = home / "models" / f"{DEMO_NAME}.{FORMAT}"  # what an older podstream left there is not touched
     if not path.exists():
+        _check_writable(path.parent)
         with file_lock(home / "models" / f"{DEMO_NAME}.lock"):
             if not path.exists():
                 _import(DEMO_SOURCE, str(path), None, None, DEMO_NAME, home, console, alone=True)
     return path
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SourceUnavailable(
+            f"the demo model cannot be kept in {folder} ({error.strerror}); set PODSTREAM_HOME to a folder that can be "
+            "written, or name a checkpoint."
+        ) from error
 
 
 def _import(

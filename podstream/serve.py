@@ -5,14 +5,15 @@ import contextlib
 import dataclasses
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
 
 from podstream.child import Program
+from podstream.liveness import grpc_answers, http_answers
 from podstream.options import gateway_arguments, replica_arguments
+from podstream.run_folder import run_folder
 from podstream.startup import Startup
 from podstream.supervisor import Supervisor
 from serving.config import UNIX_PREFIX, EngineConfig, GatewayConfig, ReplicaConfig, ServeConfig
@@ -42,10 +43,10 @@ def serve(
     if engine.mesh != AUTO:
         _devices_each(MeshSpec.parse(engine.mesh), num_processes)
     read_server_tools(gateway.tools_file)
-    with listen(gateway.host, gateway.port) as listener, tempfile.TemporaryDirectory(prefix="podstream-") as folder:
+    with listen(gateway.host, gateway.port) as listener, run_folder() as folder:
         _must_exist(engine.checkpoint)
         checkpoint = engine.checkpoint or str(demo_checkpoint())
-        config = join_config(dataclasses.replace(engine, checkpoint=checkpoint), gateway, Path(folder), num_processes)
+        config = join_config(dataclasses.replace(engine, checkpoint=checkpoint), gateway, folder, num_processes)
         asyncio.run(_supervise(config, listener, env, console))
 
 
@@ -94,14 +95,21 @@ def replica_programs(config: ServeConfig, env: Mapping[str, str]) -> list[Progra
         place = dataclasses.replace(config.replica, process_id=number)
         arguments = [*replica_arguments(config.engine, place), "--follow-parent"]
         name = f"replica's process {number}" if number else "replica"
-        programs.append(Program(name, [sys.executable, "-m", "podstream", *arguments], env))
+        answers = None if number else grpc_answers(config.replica.address)  # the hosts of a slice watch each other
+        programs.append(Program(name, [sys.executable, "-m", "podstream", *arguments], env, answers=answers))
     return programs
 
 
 def gateway_program(config: ServeConfig, listener: socket.socket, env: Mapping[str, str]) -> Program:
     fd = listener.fileno()
     arguments = [*gateway_arguments(config.gateway), "--fd", str(fd), "--follow-parent"]
-    return Program("gateway", [sys.executable, "-m", "podstream", *arguments], env, pass_fds=[fd])
+    return Program(
+        "gateway",
+        [sys.executable, "-m", "podstream", *arguments],
+        env,
+        pass_fds=[fd],
+        answers=http_answers(base_url(listener)),
+    )
 
 
 def replica_env(mesh: str, env: Mapping[str, str], num_processes: int = 1) -> Mapping[str, str]:

@@ -4,7 +4,8 @@ processes, which share a mesh.
 1. Both are started at once; the gateway answers probes while the replica loads.
 2. One that ends is started again after 1, 2, 4 .. 30 s; if the first start already fails, all is given up.
    The processes of one replica end with each other, so they are all started again, and find each other again.
-3. SIGINT, SIGTERM or SIGHUP: the gateway drains (stops taking requests, finishes its streams), then the replica.
+3. One that runs but does not answer any more is killed, which is an end like any other.
+4. SIGINT, SIGTERM or SIGHUP: the gateway drains (stops taking requests, finishes its streams), then the replica.
    A second signal kills both.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 from model.errors import PodstreamError
 from podstream.child import Child, Program
+from podstream.liveness import until_hung
 
 FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 30.0
@@ -93,8 +95,18 @@ class Supervisor:
         clock = asyncio.get_running_loop().time
         born = clock()
         child = self._children[program.name] = await Child.start(program)
-        how = await child.wait()
+        watching = asyncio.create_task(self._kill_when_hung(program, child))
+        try:
+            how = await child.wait()
+        finally:
+            watching.cancel()
         return clock() - born, how
+
+    async def _kill_when_hung(self, program: Program, child: Child) -> None:
+        if program.answers is not None:
+            await until_hung(program.answers)
+            self._say(f"the {program.name} does not answer any more and is killed")
+            child.kill()
 
     async def _become_ready(self, until_ready: Coroutine[Any, Any, None]) -> None:
         await until_ready

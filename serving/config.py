@@ -146,6 +146,15 @@ class EngineConfig:
     max_lora_rank: Annotated[int, Flag("--max-lora-rank", "Highest rank of an adapter.")] = 16
     """All of them take the room of this one."""
 
+    stuck_s: Annotated[
+        float,
+        Flag(
+            "--stuck-s",
+            "A step that takes longer is stuck: requests fail, and if it does not end, the replica is started again. "
+            "Never less than five times the longest step before.",
+        ),
+    ] = 10.0
+
     @property
     def num_adapters(self) -> int:
         """Adapters that there is room for; with 0 programs have nothing of them."""
@@ -181,6 +190,7 @@ class EngineConfig:
         if self.quantize is not None:
             Quantization.parse(self.quantize)
         _check_speculate(self.speculate)
+        _check_seconds(self, "stuck_s")
         self._check_loras()
         _check_positive(self, "num_slots", "page_size", "num_pages", "memory_bytes", "max_seq_len", "chunk_tokens",
                         "max_waiting", "decode_steps", "max_loras", "max_lora_rank")  # fmt: skip

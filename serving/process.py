@@ -39,6 +39,8 @@ class StopRequest:
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.reason = ""
+        self.is_orphan = False
+        """Whether the parent is gone: nobody stops or replaces this process any more."""
 
     def listen(self) -> None:
         """Take over SIGTERM and SIGINT."""
@@ -51,6 +53,10 @@ class StopRequest:
         loop = asyncio.get_running_loop()
         arguments = (loop, self, sys.stdin.fileno(), drain_s + LAST_RESORT_S)
         threading.Thread(target=_watch_parent, args=arguments, name="parent-watch", daemon=True).start()
+
+    def orphan(self) -> None:
+        self.is_orphan = True
+        self.set("the parent process is gone")
 
     def set(self, reason: str) -> None:
         if not self._event.is_set():
@@ -65,7 +71,7 @@ class StopRequest:
 def _watch_parent(loop: asyncio.AbstractEventLoop, stop: StopRequest, fd: int, patience_s: float) -> None:
     while os.read(fd, 1024):
         pass
-    loop.call_soon_threadsafe(stop.set, "the parent process is gone")
+    loop.call_soon_threadsafe(stop.orphan)
     timer = threading.Timer(patience_s, os._exit, args=(1,))
     timer.daemon = True
     timer.start()

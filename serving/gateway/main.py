@@ -2,6 +2,7 @@
 
 On SIGTERM, SIGINT or the parent's end: `/ready` says 503 and new requests get 503 at once (the port stays open, so that
 probes and balancers see it), streams finish within `drain_s`, what is left then ends with an error event, exit 0.
+Without a parent the port is let go of at once: a new service may be waiting for it.
 """
 
 import asyncio
@@ -54,6 +55,9 @@ async def _serve(config: GatewayConfig, tools: ServerTools, listener: socket.soc
     logger.info("listening on %s", base_url(listener))
     spare_the_collector()
     await stop.wait()
+    if stop.is_orphan:
+        for listening in server.servers:
+            listening.close()
     await _drain(admission, replica, config.drain_s)
     server.should_exit = True
     await serving

@@ -49,21 +49,23 @@ def run(engine: EngineConfig, replica: ReplicaConfig, build: BuildEngine, *, fol
         tracing.turn_on("podstream-replica", replica.otlp_traces)
     several = replica.num_processes > 1
     try:
-        loading = uvloop.run(_serve(engine, replica, build, follow_parent))
+        has_waiting_threads = uvloop.run(_serve(engine, replica, build, follow_parent))
     except Exception as error:
-        if not several:
+        if not several and not isinstance(error, EngineLost):
             raise
         if not isinstance(error, PodstreamError):
             logger.exception("the replica cannot go on")
         leave(1, str(error))  # at once: JAX would wait for hosts that may be gone
-    if several or loading.is_alive():  # stopped while loading: nothing can interrupt that thread, Python would wait
+    if several or has_waiting_threads:
         tracing.flush()
         leave(0, "")
 
 
-async def _serve(
-    engine: EngineConfig, replica: ReplicaConfig, build: BuildEngine, follow_parent: bool
-) -> threading.Thread:
+class EngineLost(EngineFailed):
+    """Its thread does not come back from a step."""
+
+
+async def _serve(engine: EngineConfig, replica: ReplicaConfig, build: BuildEngine, follow_parent: bool) -> bool:
     return await ReplicaProcess(engine, replica, build).serve(follow_parent)
 
 
@@ -74,13 +76,13 @@ class ReplicaProcess:
         self._engine = engine
         self._replica = replica
         self._build = build
-        self._service = ReplicaService()
+        self._service = ReplicaService(engine.stuck_s)
         self._hosts: Hosts | None = None
         self._health = health_aio.HealthServicer()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
 
-    async def serve(self, follow_parent: bool) -> threading.Thread:
-        """Returns the loading thread, which may still be busy when the stop came early."""
+    async def serve(self, follow_parent: bool) -> bool:
+        """Returns whether there are threads that nothing can interrupt, and for which Python would wait."""
         stop = StopRequest()
         stop.listen()
         if follow_parent:
@@ -92,7 +94,7 @@ class ReplicaProcess:
         finally:
             await self._server.stop(LAST_WORDS_S)
             await self._service.close()
-        return thread
+        return thread.is_alive() or self._service.has_waiting_threads
 
     async def _live(self, stopped: asyncio.Future[None], loaded: asyncio.Future[ServedModel]) -> None:
         losing = asyncio.ensure_future(self._until_lost(loaded))
@@ -165,6 +167,8 @@ class ReplicaProcess:
             self._service.fail(self._service.engine_failure)
             if self._hosts is not None:
                 raise EngineFailed(f"the hosts cannot go on and the replica ends: {self._service.engine_failure}.")
+            if self._service.has_waiting_threads:
+                raise EngineLost(f"{self._service.engine_failure}: the replica ends.")
             raise EngineFailed("the engine failed and the replica ends; the lines above say why.")
         failed.cancel()
 

@@ -112,8 +112,9 @@ class RunningTable:
             self.served.adapters.leave(running.adapter)
 
     def fail_all(self, error: ServiceError) -> None:
-        """The engine will say no more."""
+        """The engine will say no more, or nobody waits for it any longer."""
         for engine_id in list(self._running):
+            self.served.engine.abort(engine_id)
             self._finish(engine_id, FinishReason.ERROR, error)
 
     def on_step(self, step: StepOutput) -> None:

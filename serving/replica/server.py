@@ -26,6 +26,7 @@ from serving.replica.proto.replica_pb2_grpc import ReplicaServicer
 from serving.replica.running import RunningTable
 from serving.replica.served import ServedModel
 from serving.replica.status import ReplicaState, ReplicaStatus
+from serving.replica.step_watch import WATCH_S, StepWatch
 from serving.request import Load, Request
 
 logger = logging.getLogger(__name__)
@@ -33,9 +34,6 @@ logger = logging.getLogger(__name__)
 NUM_TOKENIZER_THREADS = 2
 NUM_GRAMMAR_THREADS = 2  # of their own: a crowd of grammars, up to some tenths of a second each, holds up nobody else
 POLL_S = 0.05
-WATCH_S = 1.0
-STUCK_S = 60.0
-"""A step that takes longer is stuck: the longest, with all its tiles on a slow machine, takes some seconds."""
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
@@ -44,7 +42,9 @@ ReplyT = TypeVar("ReplyT")
 class ReplicaService(ReplicaServicer):
     """Owns the streams and the table of running requests. All methods run on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, stuck_s: float = 10.0) -> None:
+        """A step of the engine that takes more than `stuck_s` is stuck (`StepWatch`)."""
+        self._watch = StepWatch(stuck_s)
         self._status = ReplicaStatus()
         self._table: RunningTable | None = None
         self._profiler: Profiler | None = None
@@ -95,14 +95,21 @@ class ReplicaService(ReplicaServicer):
             self._table.fail_all(EngineFailed(detail))
 
     async def _watch_steps(self, engine: EngineLoop) -> None:
-        """While a step is stuck the replica is not ready: nobody should wait for it who has another one."""
-        while True:
+        """While a step is stuck nobody should wait for it: what is in flight fails, and the replica is not ready. If it
+        ends after all, its requests are aborted and the replica is as before; if not, `engine_failed` tells."""
+        watch = self._watch
+        while not watch.is_lost:
             await asyncio.sleep(WATCH_S)
-            took_s, state = engine.step_s, self._status.state
-            if took_s > STUCK_S and state is ReplicaState.READY:
-                logger.error("a step of the engine runs since %.0f s", took_s)
-                self._change(state=ReplicaState.STUCK, detail=f"a step of the engine runs since {took_s:.0f} s")
-            elif took_s <= STUCK_S and state is ReplicaState.STUCK:
+            watch.look(engine.num_steps_begun, engine.step_s)
+            state = self._status.state
+            if watch.is_stuck and state is ReplicaState.READY:
+                words = f"a step of the engine runs since {watch.seen_s:.0f} s and counts as stuck"
+                logger.error("%s; what is in flight fails", words)
+                self._change(state=ReplicaState.STUCK, detail=words)
+                if self._table is not None:
+                    self._table.fail_all(EngineFailed(f"{words}; send the request again."))
+            elif not watch.is_stuck and state is ReplicaState.STUCK:
+                logger.warning("the step has ended: the replica is ready again")
                 self._change(state=ReplicaState.READY, detail="")
 
     def drain(self) -> None:
@@ -114,13 +121,21 @@ class ReplicaService(ReplicaServicer):
         await _poll(lambda: not self._num_requests() and all(stream.outbox.sent for stream in self._streams))
 
     async def engine_failed(self) -> None:
-        """Wait until the engine reports that it cannot go on."""
-        await _poll(lambda: self._engine_state() is EngineState.FAILED)
+        """Wait until the engine reports that it cannot go on, or its step is given up."""
+        await _poll(lambda: self._engine_state() is EngineState.FAILED or self._watch.is_lost)
 
     @property
     def engine_failure(self) -> str:
         """Why it cannot go on; empty while it can."""
+        if self._watch.is_lost:
+            return "a step of the engine does not end"
         return "" if self._table is None else self._table.served.engine.failure
+
+    @property
+    def has_waiting_threads(self) -> bool:
+        """Threads that nothing can interrupt: in a step that is stuck, or where an adapter is read from. Python would
+        wait for them at its end."""
+        return self._watch.is_stuck or (self._table is not None and self._table.served.adapters.is_reading)
 
     async def close(self) -> None:
         """End the engine's thread, then the rest; steps can still arrive until then."""
@@ -130,6 +145,7 @@ class ReplicaService(ReplicaServicer):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._table is not None:
             self._table.served.adapters.close()
+        if self._table is not None and not self._watch.is_stuck:
             await asyncio.to_thread(self._table.served.engine.stop)  # may wait for the step in progress
             await _poll(lambda: self._engine_state() in (EngineState.STOPPED, EngineState.FAILED))
 

@@ -5,14 +5,15 @@ from typing import Any
 import grpc
 
 MAX_MESSAGE_BYTES = 64 << 20
-KEEPALIVE_MS = 10_000  # a peer that is frozen or unplugged is noticed within KEEPALIVE_MS + KEEPALIVE_TIMEOUT_MS
-KEEPALIVE_TIMEOUT_MS = 5_000
+KEEPALIVE_MS = 8_000  # a peer that is frozen or unplugged is noticed within KEEPALIVE_MS + KEEPALIVE_TIMEOUT_MS
+KEEPALIVE_TIMEOUT_MS = 4_000
 
 _COMMON: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # 60 s without it, whatever keepalive_timeout_ms says
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 SERVER_OPTIONS: list[tuple[str, Any]] = [

@@ -91,10 +91,10 @@ def clean_environment():
 
 
 @contextmanager
-def serving(path, compile_cache, *flags, **variables):
+def serving(path, compile_cache, *flags, port=None, **variables):
     """A running `podstream serve`; ends with SIGINT, as Ctrl-C would, and must then be gone within the drain time.
     `variables` are of its environment."""
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-m", "podstream", "serve", str(path), "--port", str(port),
                "--compile-cache", str(compile_cache), *flags]  # fmt: skip
     process = subprocess.Popen(

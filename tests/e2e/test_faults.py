@@ -54,6 +54,37 @@ def test_a_killed_replica_ends_streams_with_an_error_and_comes_back(server):
     assert server.client.chat.completions.create(model=server.model, **{**LONG, "max_tokens": 5}).usage
 
 
+def test_a_frozen_replica_is_noticed_and_replaced(server):
+    """Within the times that the manual promises."""
+    stream = long_stream(server)
+    next(stream)
+    frozen, began = server.pid_of("replica"), time.monotonic()
+    os.kill(frozen, signal.SIGSTOP)
+    with pytest.raises(openai.APIError, match="replica"):
+        for _ in stream:
+            pass
+    assert not server.is_ready()
+    assert time.monotonic() - began < 15
+    eventually(lambda: server.pid_of("replica") not in (None, frozen), 60)
+    server.wait_until_ready(60)
+    assert server.client.chat.completions.create(model=server.model, **{**LONG, "max_tokens": 5}).usage
+
+
+def test_after_a_killed_supervisor_a_new_start_takes_over_at_once(demo_model, compile_cache, tmp_path):
+    (temporary := tmp_path / "tmp").mkdir()
+    flags = (*SMALL, "--drain-s", "60")
+    with serving(demo_model, compile_cache, *flags, TMPDIR=str(temporary)) as killed:
+        stream = long_stream(killed)
+        next(stream)
+        os.kill(killed.process.pid, signal.SIGKILL)
+        killed.process.wait()
+        assert len(list(temporary.iterdir())) == 1
+        with serving(demo_model, compile_cache, *flags, port=killed.port, TMPDIR=str(temporary)) as successor:
+            assert len(list(temporary.iterdir())) == 1, "what the killed one left is gone"
+            assert successor.client.chat.completions.create(model=successor.model, **{**LONG, "max_tokens": 5}).usage
+        stream.close()
+
+
 def test_a_client_that_leaves_frees_its_slot_and_pages(server):
     stream = long_stream(server)
     next(stream)
@@ -82,10 +113,10 @@ def test_a_second_start_compiles_nothing_and_sigterm_lets_streams_finish(server,
         assert server.process.wait(60) == 0
 
 
-def run_serve(*arguments):
+def run_serve(*arguments, **variables):
     return subprocess.run(
         [sys.executable, "-m", "podstream", "serve", *arguments],
-        capture_output=True, text=True, timeout=120, env=clean_environment(),
+        capture_output=True, text=True, timeout=120, env=clean_environment() | variables,
     )  # fmt: skip
 
 
@@ -112,6 +143,12 @@ def test_a_checkpoint_without_its_commit_marker(demo_model, tmp_path):
     shutil.copytree(demo_model, broken, copy_function=os.link)
     (broken / "commit_success.txt").unlink()
     assert "commit_success.txt is missing" in one_sentence(run_serve(str(broken), "--port", "0"))
+
+
+def test_a_home_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    told = one_sentence(run_serve("--port", "0", PODSTREAM_HOME=str(tmp_path / "file" / "home")))
+    assert "the demo model cannot be kept in" in told and "set PODSTREAM_HOME" in told
 
 
 def test_a_mesh_that_is_misspelt(demo_model):

@@ -5,6 +5,7 @@ Runs the real `podstream replica` command with another `build_engine`; there is 
 
 import argparse
 import sys
+import threading
 import time
 import types
 
@@ -16,11 +17,14 @@ from tests.fakes import FakeEngineLoop, fake_card
 class Engine(FakeEngineLoop):
     def __init__(self, options):
         super().__init__(step_delay_s=options.step_delay_s)
-        self._last_step = options.break_after
+        self._last_step, self._endless_step = options.break_after, options.hang_after
 
     def _step(self):
         if self.num_steps == self._last_step:
             self.fail()
+        if self.num_steps == self._endless_step:
+            self.num_steps_begun, self.step_s = 5, 1000.0  # so that nobody has to wait for it
+            threading.Event().wait()
         return super()._step()
 
 
@@ -40,6 +44,7 @@ def parse(arguments):
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--step-delay-s", type=float, default=0.005)
     parser.add_argument("--break-after", type=int)
+    parser.add_argument("--hang-after", type=int)
     parser.add_argument("--fail", action="store_true")
     return parser.parse_args(arguments)
 

@@ -108,6 +108,33 @@ async def test_a_replica_whose_engine_fails_says_so_and_ends(address):
     assert "the engine failed and the replica ends" in errors.decode()
 
 
+async def test_a_replica_with_a_step_that_does_not_end_fails_its_requests_and_still_stops(address):
+    argv = [*replica_argv(address, "--hang-after", "5"), "--stuck-s", "1"]
+    async with running(argv) as process, running_client(address, ready=False) as client:
+        await until(lambda: client.ready, 10)
+        generation = client.generate(request(500))
+        with pytest.raises(ServiceError, match="a step of the engine runs since 2 s and counts as stuck"):
+            async with asyncio.timeout(15):
+                async for _ in generation:
+                    pass
+        assert client.status.state is ReplicaState.STUCK
+        code, errors = await end_of(process)
+    assert (code, "Traceback" in errors) == (0, False)
+
+
+async def test_a_frozen_replica_is_noticed_in_fifteen_seconds(address):
+    async with running(replica_argv(address)) as process, running_client(address, ready=False) as client:
+        await until(lambda: client.ready, 10)
+        generation = client.generate(request(500))
+        await anext(generation)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(ServiceError, match="went away while it answered"):
+            async with asyncio.timeout(15):
+                async for _ in generation:
+                    pass
+        assert not client.ready
+
+
 async def test_a_replica_stops_while_it_loads(address):
     async with running(replica_argv(address, "--load-s", "60")) as process, running_client(address, ready=False) as c:
         await until(lambda: c.connected, 10)
@@ -158,6 +185,30 @@ async def test_streams_that_do_not_finish_in_time_end_with_an_error_event(addres
         code = await asyncio.wait_for(gateway.wait(), 5)
     assert events[-1]["error"]["code"] == "replica_unavailable"
     assert code == 0
+
+
+async def test_a_gateway_without_a_parent_lets_go_of_its_port_and_finishes_its_streams(address, port, http):
+    orphan = [*gateway_argv(address, port, "--drain-s", "20"), "--follow-parent"]
+    body = {"model": FAKE_NAME, "prompt": "abc", "max_tokens": 400, "stream": True}
+    async with (
+        running(replica_argv(address, "--step-delay-s", "0.02")),
+        running(orphan, stdin=asyncio.subprocess.PIPE) as gateway,
+    ):
+        await until_ready(http)
+        async with http.stream("POST", COMPLETIONS, json=body) as response:
+            gateway.stdin.close()
+            async with (
+                running(gateway_argv(address, port)) as successor,
+                httpx.AsyncClient(base_url=http.base_url, trust_env=False) as newcomer,
+            ):
+                await until_ready(newcomer)
+                assert (
+                    await newcomer.post(COMPLETIONS, json={**body, "max_tokens": 1, "stream": False})
+                ).status_code == 200
+                assert gateway.returncode is None and successor.returncode is None
+                events = sse_events((await response.aread()).decode())
+        assert await asyncio.wait_for(gateway.wait(), 10) == 0
+    assert (events[-1], "".join(c["choices"][0]["text"] for c in events[:-1])) == ("[DONE]", echo("abc", 400))
 
 
 async def test_a_gateway_on_a_port_in_use_says_so(port):

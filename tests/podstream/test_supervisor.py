@@ -10,7 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from podstream import liveness
 from podstream.child import Program, describe_exit
+from podstream.liveness import grpc_answers
 from podstream.serve import gateway_program, join_config
 from podstream.supervisor import Backoff, StartFailed, Supervisor
 from serving.config import EngineConfig, GatewayConfig
@@ -30,7 +32,8 @@ class Service:
     def __init__(self, folder, listener, *fake_options, drain_s=5.0):
         config = join_config(EngineConfig("nowhere"), GatewayConfig(port=0, drain_s=drain_s), folder)
         arguments = ["replica", "nowhere", "--listen", config.replica.address, "--follow-parent"]
-        replica = Program("replica", [*FAKE_REPLICA, *fake_options, "--", *arguments], ENV)
+        argv = [*FAKE_REPLICA, *fake_options, "--", *arguments]
+        replica = Program("replica", argv, ENV, answers=grpc_answers(config.replica.address))
         self.said = []
         self.http = httpx.AsyncClient(base_url=base_url(listener), timeout=20, trust_env=False)
         self.supervisor = Supervisor(replica, gateway_program(config, listener, ENV), drain_s, self.said.append)
@@ -93,6 +96,19 @@ async def test_a_killed_gateway_is_replaced_on_the_same_port(service):
     answer = await service.http.post(COMPLETIONS, json=body())  # waits in the backlog of the socket that outlives it
     assert answer.status_code in (200, 503)
     await until_ready(service.http)
+
+
+@pytest.mark.parametrize("name", ["replica", "gateway"])
+async def test_what_does_not_answer_any_more_is_killed_and_replaced(service, name, monkeypatch):
+    monkeypatch.setattr(liveness, "ASK_S", 0.1)
+    monkeypatch.setattr(liveness, "ANSWER_S", 0.5)
+    frozen = service.pid(name)
+    os.kill(frozen, signal.SIGSTOP)
+    await until(lambda: service.pid(name) != frozen, 20)
+    assert not is_alive(frozen)
+    await until_ready(service.http)
+    assert f"the {name} does not answer any more and is killed" in service.said
+    assert (await service.http.post(COMPLETIONS, json=body())).status_code == 200
 
 
 async def test_a_signal_drains_both_in_order(service):

@@ -45,17 +45,42 @@ async def test_alive_but_not_ready_while_the_model_loads(engine):
         assert (await http.get("/v1/models")).status_code == 200
 
 
-async def test_not_ready_while_a_step_is_stuck(engine, monkeypatch):
-    monkeypatch.setattr(server, "WATCH_S", 0.01)
+@pytest.fixture
+def hurry(monkeypatch):
+    """Looks at the engine's step that each count for a second."""
+    monkeypatch.setattr(server, "WATCH_S", 0.002)
+
+
+async def test_while_a_step_is_stuck_nobody_waits_for_it(engine, hurry):
     async with running_replica(engine) as replica, running_app(replica.address) as http:
-        engine.step_s = 61.0
+        engine.go.clear()
+        waiting = asyncio.create_task(http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "x"}))
+        await until(lambda: replica.service._table.num_requests == 1)
+        engine.num_steps_begun, engine.step_s = 5, 11.0
         stuck = await until_get(http, lambda response: response.status_code == 503)
-        assert (stuck.json()["status"], stuck.json()["detail"]) == ("stuck", "a step of the engine runs since 61 s")
+        assert (stuck.json()["status"], stuck.json()["detail"]) == (
+            "stuck",
+            "a step of the engine runs since 11 s and counts as stuck",
+        )
+        failed = await waiting
+        assert (failed.status_code, failed.json()["error"]["code"]) == (500, "engine_failed")
         assert (await http.get("/live")).status_code == 200
         refused = await http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "x"})
         assert refused.status_code == 503 and "stuck" in refused.json()["error"]["message"]
         engine.step_s = 0.0
+        engine.go.set()
         await until_get(http, lambda response: response.status_code == 200)
+        await until(lambda: engine.aborted)
+        assert (await http.post("/v1/completions", json={"model": FAKE_NAME, "prompt": "x"})).status_code == 200
+
+
+async def test_a_step_that_does_not_end_ends_the_replica(engine, hurry):
+    async with running_replica(engine) as replica:
+        engine.num_steps_begun, engine.step_s = 5, 100.0
+        await asyncio.wait_for(replica.service.engine_failed(), 10)
+        assert replica.service.engine_failure == "a step of the engine does not end"
+        assert replica.service.has_waiting_threads
+        engine.step_s = 0.0
 
 
 async def test_not_ready_without_a_replica():
