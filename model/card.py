@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from model.config import ModelConfig
@@ -23,6 +23,10 @@ class TextAssets:
     eos_token: str | None = None
     add_bos: bool = False
     """Whether plain text (not a chat template's output) gets the BOS token in front."""
+    tool_template: str | None = None
+    """The template for chats with tools, if there is another one for them."""
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
+    """What templates may use by name, BOS and EOS included where they are there: `pad_token`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class GenerationDefaults:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

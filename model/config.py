@@ -7,6 +7,11 @@ from typing import Any
 
 from model.errors import CheckpointError
 
+
+class InconsistentConfig(CheckpointError):
+    """No decoder has these numbers; the message names them."""
+
+
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
@@ -76,25 +81,25 @@ class ModelConfig:
                       "max_seq_len"):  # fmt: skip
             _check_count(field, getattr(self, field))
         if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(
+            raise InconsistentConfig(
                 f"model config: {self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly."
             )
         if self.head_dim % 2:
-            raise CheckpointError(f"model config: head_dim must be even for rope, got {self.head_dim}.")
+            raise InconsistentConfig(f"model config: head_dim must be even for rope, got {self.head_dim}.")
         if self.windows and len(self.windows) != self.num_layers:
-            raise CheckpointError(f"model config: {len(self.windows)} windows for {self.num_layers} layers.")
+            raise InconsistentConfig(f"model config: {len(self.windows)} windows for {self.num_layers} layers.")
         for window in self.windows:
             if window is not None:
                 _check_count("a layer's window", window)
         for field in ("attention_softcap", "logits_softcap", "query_scale", "local_rope_theta"):
             if (value := getattr(self, field)) is not None and not value > 0:
-                raise CheckpointError(f"model config: {field} must be positive, got {value!r}.")
+                raise InconsistentConfig(f"model config: {field} must be positive, got {value!r}.")
         if self.activation not in ACTIVATIONS:
-            raise CheckpointError(
+            raise InconsistentConfig(
                 f"model config: activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}."
             )
         if not (self.num_experts == self.experts_per_token == 0 or 1 <= self.experts_per_token <= self.num_experts):
-            raise CheckpointError(
+            raise InconsistentConfig(
                 f"model config: {self.experts_per_token} experts per token cannot be picked from {self.num_experts}."
             )
 
@@ -134,4 +139,4 @@ class ModelConfig:
 
 def _check_count(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"model config: {name} must be a positive whole number, got {value!r}.")
+        raise InconsistentConfig(f"model config: {name} must be a positive whole number, got {value!r}.")

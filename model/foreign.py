@@ -49,12 +49,30 @@ class ForeignModel:
     """Where its tensors go."""
     tensors: Mapping[str, LazyTensor]
     dtype: str
-    """`float32` or `bfloat16`: what the numbers can be stored as without loss, whatever the file's own types."""
+    """`float32` or `bfloat16`, as `choose_dtype` says."""
+    notes: tuple[str, ...] = ()
+    """What an operator should know of how it was read, each a sentence without its full stop."""
 
 
-def check_tokenizer(where: str, tokenizer_json: str) -> None:
+def choose_dtype(num_bytes: Mapping[str, int]) -> tuple[str, tuple[str, ...]]:
+    """What numbers are kept as of which `num_bytes` tells how many bytes are `bfloat16`, `float16` and `float32`, and
+    notes: bfloat16 if most of the bytes are, else float32, which holds all of them without loss. A few norms in float32
+    must not double the memory of a model."""
+    total, small = sum(num_bytes.values()), num_bytes.get("bfloat16", 0)
+    if 2 * small <= total:
+        return "float32", ()
+    others = [f"{size:,} bytes of {kind}" for kind, size in num_bytes.items() if size and kind != "bfloat16"]
+    if not others:
+        return "bfloat16", ()
+    return "bfloat16", (
+        f"of {total:,} bytes of weights {small:,} are bfloat16, and so all are kept; {' and '.join(others)} are "
+        "rounded (--dtype float32 keeps them, in twice the memory)",
+    )
+
+
+def load_tokenizer(where: str, tokenizer_json: str) -> tokenizers.Tokenizer:
     """Raises CheckpointError when the `tokenizers` library cannot load this `tokenizer.json`."""
     try:
-        tokenizers.Tokenizer.from_str(tokenizer_json)
+        return tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # the library raises nothing more precise
         raise CheckpointError(f"{where}: the tokenizer cannot be loaded: {error}.") from error

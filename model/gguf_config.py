@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from model.errors import CheckpointError, UnsupportedModel
+from model.fields import Json
 from model.gguf_names import Architecture
-from model.hf_config import FULL, SLIDING, Json
+from model.hf_config import FULL, SLIDING
 
 _COUNTS = {
     "num_hidden_layers": "block_count", "max_position_embeddings": "context_length",

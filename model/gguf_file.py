@@ -43,7 +43,8 @@ def read_gguf(path: Path) -> ForeignModel:
     name, architecture = _architecture(path, header)
     _check_types(path, header)
     family, config = read_config(
-        config_json(path, header.fields, name, architecture, is_tied="output.weight" not in header.tensors)
+        config_json(path, header.fields, name, architecture, is_tied="output.weight" not in header.tensors),
+        str(path),
     )
     if ROPE_FACTORS in header.tensors:
         factors = _read(path, header.tensors[ROPE_FACTORS])

@@ -12,7 +12,7 @@ from typing import Any
 
 from model.card import TextAssets
 from model.errors import CheckpointError, UnsupportedModel
-from model.foreign import check_tokenizer
+from model.foreign import load_tokenizer
 from model.gguf_sentencepiece import sentencepiece_json
 
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
@@ -81,7 +81,7 @@ def read_text_assets(path: Path, fields: Mapping[str, Any]) -> TextAssets:
         rule = _rule(path, fields)
         adds_bos, tokenizer = rule.add_bos, _tokenizer(rule, tokens, _strings(path, fields, "merges"), added)
     text = json.dumps(tokenizer, ensure_ascii=False)
-    check_tokenizer(str(path), text)
+    load_tokenizer(str(path), text)
     return TextAssets(
         tokenizer_json=text,
         chat_template=fields.get("tokenizer.chat_template"),

@@ -26,7 +26,8 @@ Progress = Callable[[int, int], None]
 
 POLL_S = 0.2
 FILES = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
     "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors",
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import CheckpointError
-from model.hf_config import Json
+from model.fields import Json
 from model.keys import Key, key
 
 NAME = "podstream.toml"

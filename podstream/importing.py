@@ -121,6 +121,8 @@ def _import(
         if source.terms is not None:
             console.print(source.terms)
         model = open_foreign(checkpoint.absolute(source.path), model_files, keys)
+        for note in model.notes:
+            console.print(note, style="yellow", markup=False, soft_wrap=True)
         saved = None if format_ is None else str(format_)
         card = ModelCard(name or source.name, model.config, model.text, model.generation, source.label, saved)
         with _bar(bars, f"convert {card.name}") as report:

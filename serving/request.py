@@ -17,7 +17,8 @@ MAX_CHOICES = 16
 MAX_SALT_CHARS = 256
 MAX_PROMPT_NUMBERS = 500_000
 """Log-probabilities that one prompt may be asked for; they are some ten bytes each on their way."""
-MODEL_DEFAULTED = frozenset({"temperature", "top_k", "top_p"})
+MODEL_DEFAULTED = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_penalty"})
+"""Where a request is silent about these, the model's authors have a say."""
 
 
 class FinishReason(enum.StrEnum):

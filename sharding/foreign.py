@@ -1,26 +1,28 @@
 """Reads a model that podstream did not write straight onto a mesh: each host only the parts that its devices hold."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import tokenizers
 from etils import epath
 
-from model.card import GenerationDefaults, TextAssets
 from model.convert import DTYPES, check_tensors, leaves_of, read_region
 from model.errors import CheckpointError, UnsupportedModel
-from model.foreign import ForeignModel, Region
+from model.fields import Fields, read_json
+from model.foreign import ForeignModel, Region, choose_dtype
 from model.gguf_file import read_gguf
-from model.hf_folder import INDEX, WEIGHTS, generation_defaults, read_hf_folder, read_json, text_assets
+from model.hf_folder import CONFIG, GENERATION, INDEX, WEIGHTS, read_hf_folder
+from model.hf_generation import generation_defaults
+from model.hf_text import text_assets
 from model.key_table import NAME, KeyTable
 from model.keys import Key
 from model.layouts import Arranged, arrange
 from model.regions import whole
+from model.tied_head import with_its_head
 from model.tree import Names, Params, at
 from sharding.manifest import NAME as MANIFEST_NAME
 from sharding.manifest import Manifest
@@ -29,7 +31,7 @@ from sharding.orbax_tree import OrbaxTree
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -40,7 +42,7 @@ def open_foreign(path: epath.Path, model_files: str | None = None, keys: str | N
     key table, if it needs one, in the file `keys`, by default `podstream.toml` beside it. If it has a manifest, every
     file is checked against that.
 
-    Raises CheckpointError or UnsupportedModel, before any number is read.
+    Raises CheckpointError or UnsupportedModel, before any number is read but those of a head that may be tied.
     """
     if not path.exists():
         raise CheckpointError(f"there is no checkpoint at {path}.")
@@ -68,28 +70,28 @@ def _open_orbax(path: epath.Path, root: epath.Path, model_files: str | None, key
     table = KeyTable.read(table_path) if table_path else KeyTable()
     config_folder = files if (files / CONFIG).is_file() else _holding(CONFIG, folders)
     config_json = read_json(config_folder / CONFIG) if config_folder else {}
-    generation_json = read_json(files / "generation_config.json", required=False)
+    where = str((config_folder or files) / CONFIG)
     tree = OrbaxTree.open(root)
-    arranged, text = arrange(tree.tensors, config_json, table), text_assets(files)
+    arranged, text = arrange(tree.tensors, config_json, table, where), text_assets(files)
+    dtype, dtype_notes = _dtype(path, tree, arranged)
+    generation, notes = generation_defaults(
+        Fields({**table.model, **config_json}, where),
+        Fields.read(files / GENERATION),
+        text,
+        arranged.config.vocab_size,
+    )
     model = ForeignModel(
         where=str(path),
         config=arranged.config,
         text=text,
-        generation=_generation(generation_defaults({**table.model, **config_json}, generation_json), text),
+        generation=generation,
         keys=arranged.keys,
         tensors=arranged.tensors,
-        dtype=_dtype(path, tree, arranged),
+        dtype=dtype,
+        notes=(*dtype_notes, *notes),
     )
     check_tensors(model)
-    return model
-
-
-def _generation(said: GenerationDefaults, text: TextAssets) -> GenerationDefaults:
-    """With the tokenizer's own end token where no config says one: else no answer would ever end."""
-    if said.eos_token_ids or text.eos_token is None:
-        return said
-    token_id = tokenizers.Tokenizer.from_str(text.tokenizer_json).token_to_id(text.eos_token)
-    return said if token_id is None else replace(said, eos_token_ids=(token_id,))
+    return with_its_head(model)
 
 
 def _beside(path: epath.Path, root: epath.Path) -> list[Path]:
@@ -106,8 +108,8 @@ def _holding(name: str, folders: list[Path]) -> Path | None:
     return next((folder for folder in folders if (folder / name).is_file()), None)
 
 
-def _dtype(path: epath.Path, tree: OrbaxTree, arranged: Arranged) -> str:
-    """What all numbers of the model can be kept as."""
+def _dtype(path: epath.Path, tree: OrbaxTree, arranged: Arranged) -> tuple[str, tuple[str, ...]]:
+    """What the numbers of the model are kept as, and notes."""
     prefixed = {id(tensor): name for name, tensor in tree.tensors.items()}
     kinds = {name: tree.dtypes[prefixed[id(tensor)]] for name, tensor in arranged.tensors.items()}
     for name, kind in kinds.items():
@@ -115,7 +117,10 @@ def _dtype(path: epath.Path, tree: OrbaxTree, arranged: Arranged) -> str:
             raise UnsupportedModel(
                 f"{path}: tensor {name} has type {kind}, which is not supported; supported: {', '.join(FLOATS)}."
             )
-    return "bfloat16" if set(kinds.values()) == {"bfloat16"} else "float32"
+    num_bytes = Counter[str]()
+    for name, kind in kinds.items():
+        num_bytes[kind] += prod(arranged.tensors[name].shape) * (4 if kind == "float32" else 2)
+    return choose_dtype(num_bytes)
 
 
 def foreign_leaves(

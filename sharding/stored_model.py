@@ -23,6 +23,11 @@ class StoredModel:
     foreign: ForeignModel | None = None
     """None for podstream's own format."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should know of how it was read."""
+        return () if self.foreign is None else self.foreign.notes
+
     @classmethod
     def open(cls, path: PathLike, model_files: str | None = None, keys: str | None = None) -> "StoredModel":
         """See `sharding.foreign.open_foreign` for what there is beside podstream's own checkpoints, and the arguments.

@@ -27,9 +27,9 @@ def gemma_fields(config: HfConfig) -> dict[str, Any]:
     config.refuse("attention_bias", "use_bidirectional_attention")
     return {
         **config.shape(activation="hidden_activation"),
-        "query_scale": config.number("query_pre_attn_scalar"),
-        "attention_softcap": config.number("attn_logit_softcapping"),
-        "logits_softcap": config.number("final_logit_softcapping"),
+        "query_scale": config.number("query_pre_attn_scalar", above=0),
+        "attention_softcap": config.number("attn_logit_softcapping", above=0),
+        "logits_softcap": config.number("final_logit_softcapping", above=0),
         "sandwich_norms": True,
         "norm_offset": 1.0,
         "scale_embeddings": True,
@@ -37,7 +37,7 @@ def gemma_fields(config: HfConfig) -> dict[str, Any]:
 
 
 def _read(config: HfConfig) -> ModelConfig:
-    return ModelConfig(**gemma_fields(config), windows=config.windows([SLIDING, FULL], config["sliding_window"]))
+    return ModelConfig(**gemma_fields(config), windows=config.windows([SLIDING, FULL], config.count("sliding_window")))
 
 
 FAMILY = Family(("gemma2",), _read, (*EMBEDDINGS, *ATTENTION, *MLP, *NORMS), DEFAULTS)

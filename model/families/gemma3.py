@@ -12,13 +12,13 @@ from model.keys import ATTENTION, EMBEDDINGS, MLP, QK_NORMS
 
 
 def _read(config: HfConfig) -> ModelConfig:
-    local = config.get("rope_parameters", {}).get(SLIDING, {}).get("rope_theta") or config["rope_local_base_freq"]
-    pattern = [SLIDING] * (config["sliding_window_pattern"] - 1) + [FULL]
+    local = config.object("rope_parameters").object(SLIDING).number("rope_theta", above=0)
+    every = min(config.count("sliding_window_pattern") or 6, config.num_layers + 1)
     return ModelConfig(
         **gemma_fields(config),
         qk_norm=True,
-        windows=config.windows(pattern, config["sliding_window"]),
-        local_rope_theta=float(local),
+        windows=config.windows([SLIDING] * (every - 1) + [FULL], config.count("sliding_window")),
+        local_rope_theta=local or config.number("rope_local_base_freq", above=0),
     )
 
 

@@ -10,7 +10,7 @@ from model.keys import ATTENTION, EMBEDDINGS, MLP, NORMS
 
 
 def _read(config: HfConfig) -> ModelConfig:
-    return ModelConfig(**config.shape(), windows=config.windows([SLIDING], config.get("sliding_window")))
+    return ModelConfig(**config.shape(), windows=config.windows([SLIDING], config.count("sliding_window")))
 
 
 FAMILY = Family(

@@ -9,9 +9,9 @@ from model.keys import ATTENTION, EMBEDDINGS, NORMS, experts
 def _read(config: HfConfig) -> ModelConfig:
     return ModelConfig(
         **config.shape(),
-        windows=config.windows([SLIDING], config.get("sliding_window")),
-        num_experts=config["num_local_experts"],
-        experts_per_token=config["num_experts_per_tok"],
+        windows=config.windows([SLIDING], config.count("sliding_window")),
+        num_experts=config.needed("num_local_experts"),
+        experts_per_token=config.needed("num_experts_per_tok"),
     )
 
 

@@ -8,11 +8,11 @@ from model.keys import ATTENTION, EMBEDDINGS, MLP, NORMS, QKV_BIASES
 
 def windows(config: HfConfig) -> tuple[int | None, ...]:
     """Only if `use_sliding_window` says so, and in layers from `max_window_layers` on."""
-    if not config.get("use_sliding_window"):
+    if not config.flag("use_sliding_window"):
         return ()
-    num_full, num_layers = config["max_window_layers"], config["num_hidden_layers"]
-    pattern = [FULL if layer < num_full else SLIDING for layer in range(num_layers)]
-    return config.windows(pattern, config.get("sliding_window"))
+    num_full = config.count("max_window_layers", least=0) or 0
+    pattern = [FULL if layer < num_full else SLIDING for layer in range(config.num_layers)]
+    return config.windows(pattern, config.count("sliding_window"))
 
 
 def _read(config: HfConfig) -> ModelConfig:

@@ -10,15 +10,17 @@ from model.keys import ATTENTION, EMBEDDINGS, NORMS, QK_NORMS, experts
 
 def _read(config: HfConfig) -> ModelConfig:
     config.refuse("attention_bias")
-    if config["decoder_sparse_step"] != 1 or config.get("mlp_only_layers"):
-        raise UnsupportedModel("config.json has layers without experts among those with them; all or none must have.")
+    if config.needed("decoder_sparse_step") != 1 or config.items("mlp_only_layers"):
+        raise UnsupportedModel(
+            f"{config.where} has layers without experts among those with them; all or none must have."
+        )
     return ModelConfig(
-        **{**config.shape(), "mlp_dim": config["moe_intermediate_size"]},
+        **{**config.shape(), "mlp_dim": config.needed("moe_intermediate_size")},
         qk_norm=True,
         windows=windows(config),
-        num_experts=config.get("num_experts") or config["num_local_experts"],
-        experts_per_token=config["num_experts_per_tok"],
-        norm_expert_shares=bool(config["norm_topk_prob"]),
+        num_experts=config.count("num_experts") or config.needed("num_local_experts"),
+        experts_per_token=config.needed("num_experts_per_tok"),
+        norm_expert_shares=config.flag("norm_topk_prob"),
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.families import read_config
+from model.fields import Json
 from model.foreign import LazyTensor
-from model.hf_config import Json, text_fields
+from model.hf_config import text_fields
 from model.key_table import KeyTable
 from model.keys import Key
 from model.layouts import gemma, maxtext
@@ -52,8 +53,9 @@ class Arranged:
     """By the names that `keys` say; without those that lie elsewhere, such as an optimizer's."""
 
 
-def arrange(tensors: Tensors, config_json: Json, table: KeyTable) -> Arranged:
-    """Find the model among `tensors`, whose names are joined by dots. `config_json` may lack what their shapes tell.
+def arrange(tensors: Tensors, config_json: Json, table: KeyTable, where: str = "config.json") -> Arranged:
+    """Find the model among `tensors`, whose names are joined by dots. `config_json`, which messages
+    call `where`, may lack what their shapes tell.
 
     Raises CheckpointError or UnsupportedModel when the layout or the model is not known.
     """
@@ -61,13 +63,13 @@ def arrange(tensors: Tensors, config_json: Json, table: KeyTable) -> Arranged:
     prefix = _prefix(tensors, table, layout)
     found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     if layout is None:
-        fields = {**table.model, **text_fields(config_json)}
+        fields = {**table.model, **text_fields(config_json, where)}
         fields = {**sizes_of(table.keys, found), **fields}
-        return Arranged(read_config(fields)[1], table.keys, found)
+        return Arranged(read_config(fields, where)[1], table.keys, found)
     found = {name: tensor for name, tensor in found.items() if not name.startswith(layout.ignored)}
-    fields = {**layout.guess(found), **table.model, **text_fields(config_json)}
+    fields = {**layout.guess(found), **table.model, **text_fields(config_json, where)}
     fields = {**sizes_of(layout.keys(fields, found), found), **fields}
-    config = layout.adapt(read_config(fields)[1], fields)
+    config = layout.adapt(read_config(fields, where)[1], fields)
     keys = layout.keys({**fields, "num_hidden_layers": config.num_layers}, found)
     keys = tuple(key for key in keys if len(range(config.num_layers)[key.layers]))
     return Arranged(config, keys, found)

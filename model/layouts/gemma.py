@@ -7,8 +7,8 @@ are read, as `layer_0.attn.q_einsum`.
 from collections.abc import Mapping
 from typing import Any
 
+from model.fields import Json
 from model.foreign import LazyTensor
-from model.hf_config import Json
 from model.keys import Key, key
 
 ANCHOR = "embedder.input_embedding"

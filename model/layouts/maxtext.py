@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from model.config import ModelConfig
 from model.errors import UnsupportedModel
+from model.fields import Json
 from model.foreign import LazyTensor
-from model.hf_config import Json
+from model.hf_config import FULL, MAX_LAYERS, HfConfig
 from model.keys import Key, key
 
 ANCHOR = "token_embedder.embedding"
@@ -67,7 +68,7 @@ def keys(fields: Json, tensors: Mapping[str, LazyTensor]) -> tuple[Key, ...]:
         raise UnsupportedModel(f"MaxText's layout of {kind!r} is not known; known: {', '.join(_KNOWN)}.")
     is_scanned = any(name.startswith("decoder.layers.") for name in tensors)
     rows = _rows(str(kind), tensors)
-    num_layers = fields.get("num_hidden_layers")
+    num_layers = HfConfig(fields, {}).count("num_hidden_layers", most=MAX_LAYERS)
     layers = [
         made
         for base, suffix, layers, scanned in _bases(str(kind), is_scanned, num_layers)
@@ -122,8 +123,9 @@ def _in_layers(
     rows: list[_Row], base: str, suffix: str, layers: slice, fields: Json, *, is_scanned: bool
 ) -> Iterator[Key]:
     # Llama 3.1 is turned by neighbours there, as its authors do; everything else by halves.
-    scaling = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    is_interleaved = fields.get("model_type") == "llama" and scaling.get("rope_type", scaling.get("type")) == "llama3"
+    scaling = HfConfig(fields, {}).rope_fields(FULL)
+    kind = scaling.text("rope_type") or scaling.text("type")
+    is_interleaved = fields.get("model_type") == "llama" and kind == "llama3"
     for target, name, dims in rows:
         axes = dims.split()
         if is_scanned:

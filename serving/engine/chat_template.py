@@ -22,7 +22,7 @@ class ChatTemplate:
     """A compiled template, in the dialect that Hugging Face transformers defined. May be used by many threads."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        """`tokens` are names that templates may use: `bos_token`, `eos_token`."""
+        """`tokens` are special tokens by the names that templates may use: `bos_token`, `pad_token`."""
         self._source = source
         self._tokens = tokens
         self._template: Template | None = None
@@ -39,11 +39,13 @@ class ChatTemplate:
             messages, tools = describe_tools(messages, tools), ()
         try:
             return self._compiled().render(
-                messages=messages,
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._tokens,
+                {
+                    **self._tokens,
+                    "messages": messages,
+                    "tools": list(tools) or None,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                }
             )
         except RENDER_ERRORS as error:
             reason = str(error).rstrip(".") or type(error).__name__

@@ -26,7 +26,8 @@ class Tokenizer:
         self._tokenizer = _load(text.tokenizer_json)
         self._vocabulary = new_vocabulary(self._tokenizer, text.tokenizer_json)
         self._bos = self._bos_ids(text)
-        self._template = _template(text)
+        self._template = _template(text, text.chat_template)
+        self._tool_template = _template(text, text.tool_template)
 
     @property
     def vocab_size(self) -> int:
@@ -52,15 +53,16 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """A conversation as the chat template writes it.
+        """A conversation as the chat template writes it, or that for tools where there are tools and one for them.
 
         Raises InvalidRequest when the template refuses the messages, or the model has none.
         """
-        if self._template is None:
+        template = (self._tool_template if tools else None) or self._template
+        if template is None:
             raise InvalidRequest(
                 "this model has no chat template; ask for a text completion instead.", param="messages"
             )
-        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+        return template.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
     def detokenizer(self, shown: Sequence[str] = ()) -> Detokenizer:
         """A new one for one answer, with the special tokens that it shows."""
@@ -94,8 +96,8 @@ def _load(tokenizer_json: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _template(text: TextAssets) -> ChatTemplate | None:
-    if text.chat_template is None:
+def _template(text: TextAssets, source: str | None) -> ChatTemplate | None:
+    if source is None:
         return None
-    tokens = {"bos_token": text.bos_token, "eos_token": text.eos_token}
-    return ChatTemplate(text.chat_template, {name: token for name, token in tokens.items() if token is not None})
+    tokens = {"bos_token": text.bos_token, "eos_token": text.eos_token, **text.named_tokens}
+    return ChatTemplate(source, {name: token for name, token in tokens.items() if token is not None})

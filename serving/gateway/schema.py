@@ -166,14 +166,12 @@ class _Generate(AnswerFormat, Labels, _Body):
             chosen["top_k"] = 0
         return SamplingParams(
             **chosen,
-            min_p=self.min_p or 0.0,
             seed=self.seed,
             max_tokens=max_tokens,
             stop=tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             min_tokens=self.min_tokens or 0,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias,

@@ -255,14 +255,12 @@ def _sampling_from_pb(sampling: pb.Sampling) -> SamplingParams:
     values: dict[str, Any] = {name: getattr(sampling, name) for name in MODEL_DEFAULTED if sampling.HasField(name)}
     return SamplingParams(
         **values,
-        min_p=sampling.min_p,
         seed=sampling.seed if sampling.HasField("seed") else None,
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
         stop=tuple(sampling.stop),
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         min_tokens=sampling.min_tokens,
-        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),

@@ -37,7 +37,7 @@ class ServedModel:
             adapters.load_now(lora, path)
         eos_ids = frozenset(card.generation.eos_token_ids)
         grammars = GrammarCompiler(card.text.tokenizer_json, engine.vocab_size, eos_ids)
-        template = card.text.chat_template
+        templates = (card.text.tool_template, card.text.chat_template)
         reader = PromptReader(
             adapters,
             Tokenizer(card.text),
@@ -45,8 +45,10 @@ class ServedModel:
             card.generation,
             engine.max_seq_len,
             engine.vocab_size,
-            ToolDialect(config.tool_dialect) if config.tool_dialect else choose_tool_dialect(template),
-            thinks(template) if config.reasoning is None else config.reasoning,
+            ToolDialect(config.tool_dialect)
+            if config.tool_dialect
+            else choose_tool_dialect(templates[0] or templates[1]),
+            any(map(thinks, templates)) if config.reasoning is None else config.reasoning,
             config.embeddings is not None,
         )
         return cls(name, engine, adapters, reader, eos_ids, capacity=config.num_slots + config.max_waiting)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from model.convert import convert
 from model.errors import CheckpointError, UnsupportedModel
 from model.hf_folder import read_hf_folder
 from tests.model_files import LLAMA3, TIED, tiny_tensors
@@ -128,22 +129,81 @@ def test_only_the_names_that_are_needed_are_optional(folder):
 
 
 @pytest.mark.parametrize(
-    ("in_config", "in_generation", "expected"),
-    [(1, 1, (1,)), (1, [2, 1], (1, 2)), ([5, 6], None, (5, 6)), (None, 7, (7,)), (None, None, ())],
-)
-def test_end_tokens_are_the_union(folder, in_config, in_generation, expected):
+    ("in_config", "in_generation", "in_tokenizer", "expected"),
+    [
+        (1, 1, None, (1,)), (1, [2, 1], None, (1, 2)), ([5, 6], None, None, (5, 6)), (None, 7, None, (7,)),
+        (None, None, None, ()), (None, None, "<|end|>", (1,)), (5, [6, 5], "<|user|>", (5, 6, 2)),
+        (None, None, {"content": "<|end|>"}, (1,)), (None, 7, "<|nobody|>", (7,)), (999, None, "<|end|>", (1,)),
+    ],
+)  # fmt: skip
+def test_end_tokens_are_the_union_of_all_that_the_folder_names(
+    folder, in_config, in_generation, in_tokenizer, expected
+):
     _change(folder / "config.json", eos_token_id=in_config)
     _change(folder / "generation_config.json", eos_token_id=in_generation)
-    assert read_hf_folder(folder).generation.eos_token_ids == expected
+    _change(folder / "tokenizer_config.json", eos_token=in_tokenizer)
+    model = read_hf_folder(folder)
+    assert model.generation.eos_token_ids == expected
+    assert any("no end token" in note for note in model.notes) == (not expected)
 
 
-def test_sampling_advice_counts_only_when_sampling(folder):
-    advice = {"temperature": 0.6, "top_p": 0.9, "top_k": 50}
+def test_sampling_advice_counts_only_when_sampling_but_a_repetition_penalty_always(folder):
+    advice = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "min_p": 0.05, "repetition_penalty": 1.1}
     _change(folder / "generation_config.json", **advice)
-    assert read_hf_folder(folder).generation.temperature is None
+    generation = read_hf_folder(folder).generation
+    assert (generation.temperature, generation.min_p, generation.repetition_penalty) == (None, None, 1.1)
     _change(folder / "generation_config.json", do_sample=True)
     generation = read_hf_folder(folder).generation
-    assert (generation.temperature, generation.top_p, generation.top_k) == (0.6, 0.9, 50)
+    assert {name: getattr(generation, name) for name in advice} == advice
+
+
+def test_advice_that_is_not_followed_is_noted(folder):
+    neutral = {"num_beams": 1, "no_repeat_ngram_size": 0, "suppress_tokens": [], "typical_p": 1.0, "min_length": 0}
+    _change(folder / "generation_config.json", max_new_tokens=5, **neutral)
+    assert read_hf_folder(folder).notes == ()
+    _change(folder / "generation_config.json", no_repeat_ngram_size=3, suppress_tokens=[4])
+    notes = read_hf_folder(folder).notes
+    assert [note.split(": ")[1] for note in notes] == [
+        "no_repeat_ngram_size is not followed", "suppress_tokens is not followed"
+    ]  # fmt: skip
+
+
+def test_an_own_head_is_used_though_the_config_ties_it_and_a_copy_stays_tied(folder):
+    """huggingface/transformers#42612"""
+    _, tensors = tiny_tensors()
+    embed = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embed.copy()}, folder / "model.safetensors")
+    assert read_hf_folder(folder).config.tie_embeddings and not read_hf_folder(folder).notes
+    own = embed.copy()
+    own[-1, -1] += 1
+    save_file(tensors | {"lm_head.weight": own}, folder / "model.safetensors")
+    model = read_hf_folder(folder)
+    assert not model.config.tie_embeddings and "lm_head.weight differs" in model.notes[0]
+    np.testing.assert_array_equal(convert(model)["head"]["kernel"], own.T)
+    save_file(tensors | {"lm_head.weight": own[:-1]}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight has shape \[319, 40\], expected \[320, 40\]"):
+        read_hf_folder(folder)
+
+
+def test_where_only_the_head_of_tied_weights_was_saved_it_is_the_token_vectors(folder):
+    _, tensors = tiny_tensors()
+    expected = convert(read_hf_folder(folder))
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, folder / "model.safetensors")
+    np.testing.assert_array_equal(convert(read_hf_folder(folder))["embed"]["embedding"], expected["embed"]["embedding"])
+
+
+def test_a_few_float32_norms_do_not_double_the_memory_unsaid(folder):
+    _, tensors = tiny_tensors()
+    small = {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in tensors.items()}
+    norm = "model.norm.weight"
+    save_file(small | {norm: tensors[norm]}, folder / "model.safetensors")
+    model = read_hf_folder(folder)
+    assert model.dtype == "bfloat16"
+    assert model.notes[0].endswith("160 bytes of float32 are rounded (--dtype float32 keeps them, in twice the memory)")
+    assert convert(model)["final_norm"]["scale"].dtype == ml_dtypes.bfloat16
+    save_file(tensors | {norm: small[norm]}, folder / "model.safetensors")
+    assert (read_hf_folder(folder).dtype, read_hf_folder(folder).notes) == ("float32", ())
 
 
 def test_the_template_file_wins_over_the_config(folder):
