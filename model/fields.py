@@ -14,7 +14,7 @@ from model.errors import CheckpointError
 
 Json = Mapping[str, Any]
 MAX_COUNT = 2**31 - 1
-_SHOWN_CHARS = 60
+SHOWN_CHARS = 60
 
 
 def read_text(path: Path) -> str:
@@ -42,11 +42,10 @@ def read_json(path: Path, *, required: bool = True) -> Json:
     return value
 
 
-def wrong(where: str, name: str, wanted: str, value: object) -> CheckpointError:
-    shown = repr(value)
-    if len(shown) > _SHOWN_CHARS:
-        shown = shown[:_SHOWN_CHARS] + "..."
-    return CheckpointError(f"{where}: {name} must be {wanted}, got {shown}.")
+def shown(value: object) -> str:
+    """For a message: what a file holds may be long, or no text at all."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
 
 
 class Fields:
@@ -76,7 +75,7 @@ class Fields:
         return self._fields.get(name)
 
     def wrong(self, name: str, wanted: str) -> CheckpointError:
-        return wrong(self.where, name, wanted, self.get(name))
+        return CheckpointError(f"{self.where}: {name} must be {wanted}, got {shown(self.get(name))}.")
 
     def count(self, name: str, *, least: int = 1, most: int = MAX_COUNT) -> int | None:
         if (value := self.get(name)) is None:

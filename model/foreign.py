@@ -16,6 +16,8 @@ from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.keys import Key
 
+MAX_REASON_CHARS = 300
+
 Array = npt.NDArray[Any]
 Region = tuple[slice, ...]
 """One slice for each axis, with a start and a stop."""
@@ -75,4 +77,4 @@ def load_tokenizer(where: str, tokenizer_json: str) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{where}: the tokenizer cannot be loaded: {error}.") from error
+        raise CheckpointError(f"{where}: the tokenizer cannot be loaded: {str(error)[:MAX_REASON_CHARS]}.") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from model.config import LinearScaling, RopeScaling
 from model.errors import CheckpointError, UnsupportedModel
-from model.fields import MAX_COUNT, Fields, Json
+from model.fields import MAX_COUNT, Fields, Json, shown
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_LAYERS = 10_000
@@ -69,7 +69,9 @@ class HfConfig(Fields):
     def _activation(self, name: str) -> str:
         known = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
         if (value := self.text(name) or "silu") not in known:
-            raise UnsupportedModel(f"{self.where}: {name} {value!r} is not supported; supported: {', '.join(known)}.")
+            raise UnsupportedModel(
+                f"{self.where}: {name} {shown(value)} is not supported; supported: {', '.join(known)}."
+            )
         return known[value]
 
     def rope_fields(self, layer_kind: str) -> Fields:
@@ -91,7 +93,7 @@ class HfConfig(Fields):
         kinds = self.items("layer_types") or [pattern[layer % len(pattern)] for layer in range(self.num_layers)]
         if unknown := sorted({*map(str, kinds)} - {FULL, SLIDING}):
             raise UnsupportedModel(
-                f"{self.where}: layer_types {', '.join(unknown[:3])} are not supported; supported: {FULL}, {SLIDING}."
+                f"{self.where}: layer_types {shown(', '.join(unknown))} are not supported; supported: {FULL}, {SLIDING}."
             )
         if window is None or SLIDING not in kinds:
             return ()
@@ -101,7 +103,7 @@ class HfConfig(Fields):
 def _rope_scaling(rope: Fields, max_positions: int) -> RopeScaling | LinearScaling | None:
     kind = rope.text("rope_type") or rope.text("type") or "default"
     if kind not in ("default", "linear", "llama3"):
-        raise UnsupportedModel(f"{rope.where}: rope scaling {kind!r} is not supported; supported: llama3, linear.")
+        raise UnsupportedModel(f"{rope.where}: rope scaling {shown(kind)} is not supported; supported: llama3, linear.")
 
     def needed(name: str) -> float:
         if (value := rope.number(name, above=0)) is None:

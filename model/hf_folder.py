@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from model.errors import CheckpointError, UnsupportedModel
 from model.families import read_config
 from model.families.family import Family
-from model.fields import Fields, read_json
+from model.fields import Fields, read_json, shown
 from model.foreign import Array, ForeignModel, LazyTensor, Region, choose_dtype
 from model.hf_generation import generation_defaults
 from model.hf_text import text_assets
@@ -96,7 +96,7 @@ def _indexed(index: Fields) -> list[str]:
     names = {files.text(tensor) for tensor in files}
     for name in names:
         if not name or "/" in name or len(name.encode()) > MAX_NAME_BYTES:
-            raise index.wrong("weight_map", f"names of files beside it, one is {str(name)[:60]!r}")
+            raise index.wrong("weight_map", f"names of files beside it, one is {shown(name)}")
     return sorted(map(str, names))
 
 

@@ -18,7 +18,7 @@ import tokenizers
 
 from model.card import TextAssets
 from model.errors import CheckpointError
-from model.fields import Fields, read_text
+from model.fields import Fields, read_text, shown
 from model.foreign import load_tokenizer
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -132,7 +132,7 @@ def _added_tokens(folder: Path, config: Fields, special: _Special) -> dict[int, 
 
 def _id(said: Fields, name: str) -> int:
     if not (name.isascii() and name.isdigit() and len(name) < 10):
-        raise CheckpointError(f"{said.where}: {name[:60]!r} is not a token id.")
+        raise CheckpointError(f"{said.where}: {shown(name)} is not a token id.")
     return int(name)
 
 

@@ -10,7 +10,7 @@ from model.config import InconsistentConfig, ModelConfig
 from model.errors import CheckpointError, UnsupportedModel
 from model.families import gemma2, gemma3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from model.families.family import Family
-from model.fields import Fields, Json
+from model.fields import Fields, Json, shown
 from model.hf_config import HfConfig, text_fields
 
 FAMILIES = tuple(module.FAMILY for module in (llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma2, gemma3))
@@ -33,6 +33,6 @@ def _family(config: Fields) -> Family:
     model_type = config.text("model_type")
     if model_type not in named:
         raise UnsupportedModel(
-            f"{config.where}: model_type {model_type!r} is not supported; supported: {', '.join(named)}."
+            f"{config.where}: model_type {shown(model_type)} is not supported; supported: {', '.join(named)}."
         )
     return named[model_type]

@@ -115,7 +115,7 @@ def test_windows_are_where_the_config_says(changes, windows):
         ({"num_hidden_layers": "four"}, "config.json: num_hidden_layers must be a positive whole number, got 'four'"),
         ({"model_type": "mistral", "num_hidden_layers": "four"}, "num_hidden_layers must be a positive whole number"),
         ({"model_type": "gemma2", "layer_types": ["sliding_attention"]}, "1 windows for 4 layers"),
-        ({"model_type": "gemma2", "layer_types": ["chunked_attention"] * 4}, "layer_types chunked_attention are not"),
+        ({"model_type": "gemma2", "layer_types": ["chunked_attention"] * 4}, "layer_types 'chunked_attention' are not"),
         ({"model_type": "gemma2", "attn_logit_softcapping": "big"}, "attn_logit_softcapping must be a number"),
         ({"model_type": "gemma2", "attn_logit_softcapping": -1}, "attn_logit_softcapping must be positive, got -1"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "sets use_bidirectional_attention"),
