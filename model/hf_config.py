@@ -92,8 +92,9 @@ class HfConfig(Fields):
         """One per layer, from `layer_types` or else from `pattern`, which is repeated; empty if no layer has one."""
         kinds = self.items("layer_types") or [pattern[layer % len(pattern)] for layer in range(self.num_layers)]
         if unknown := sorted({*map(str, kinds)} - {FULL, SLIDING}):
+            named = shown(", ".join(unknown))
             raise UnsupportedModel(
-                f"{self.where}: layer_types {shown(', '.join(unknown))} are not supported; supported: {FULL}, {SLIDING}."
+                f"{self.where}: layer_types {named} are not supported; supported: {FULL}, {SLIDING}."
             )
         if window is None or SLIDING not in kinds:
             return ()

@@ -19,5 +19,11 @@ FAMILY = Family(
     ("mixtral",),
     _read,
     (*EMBEDDINGS, *ATTENTION, *experts("block_sparse_moe", gate="w1", up="w3", down="w2"), *NORMS),
-    {"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
+    {
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-5,
+    },
 )

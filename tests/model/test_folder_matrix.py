@@ -2,14 +2,13 @@
 AutoConfig, over folders as people save them."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it says at import that it lacks PyTorch, which it does not need here
-from transformers import AutoTokenizer
-
+from model.config import LinearScaling, RopeScaling
+from model.families import FAMILIES, read_config
 from model.gguf_tokenizer import read_text_assets
 from model.hf_folder import read_hf_folder
 from serving.engine.tokenizer import Tokenizer
@@ -231,3 +230,88 @@ def test_ids_prompts_and_tokens_are_those_of_transformers(kind, variant, tmp_pat
                 if "tools" not in theirs.get_chat_template(tools=tools or None):
                     tools = []  # one that knows no tools is told of them in a system message, which is our own
                 assert ours.render_chat(MESSAGES, tools, add_generation_prompt=prompt) == wanted
+
+
+SHAPE = {
+    "vocab_size": 8, "num_hidden_layers": 7, "hidden_size": 32, "intermediate_size": 8, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "num_key_value_heads": 2,
+}  # fmt: skip
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+SAID = {
+    "nothing more": {},
+    "theta": {"rope_theta": 7.0},
+    "new form": {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}},
+    "both forms": {"rope_parameters": {"rope_theta": 9.0}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "llama3": {"rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE},
+    "an older name": {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    "null": {"rope_parameters": None, "rope_scaling": None},
+    "theta beside the new form": {"rope_theta": 7.0, "rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+    "tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.5},
+    "untied": {"tie_word_embeddings": False, "head_dim": 6},
+    "windows": {"use_sliding_window": True, "max_window_layers": 3, "sliding_window": 5},
+}
+NOBODY_SAVES = {
+    ("llama", "windows"),
+    *(("gemma3_text", said) for said in ("new form", "both forms", "an older name", "theta beside the new form")),
+}
+"""And transformers does not read, or its model has no use for. Gemma 3 has a rope for each kind of layer in the new form (`test_families.py`)."""
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [(name, said) for name in (family.model_types[0] for family in FAMILIES) for said in SAID
+     if (name, said) not in NOBODY_SAVES],
+)  # fmt: skip
+def test_configs_are_read_as_transformers_reads_them(family, said, tmp_path):
+    fields = {"model_type": family, **SHAPE, **SAID[said]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    theirs, (_, ours) = AutoConfig.from_pretrained(tmp_path), read_config(fields)
+    ropes = theirs.rope_parameters
+    rope = ropes.get("full_attention", ropes)
+    assert (ours.rope_theta, ours.norm_eps) == (rope["rope_theta"], theirs.rms_norm_eps)
+    if ours.local_rope_theta is not None:
+        assert ours.local_rope_theta == ropes["sliding_attention"]["rope_theta"]
+    scaling = {None: "default", LinearScaling: "linear", RopeScaling: "llama3"}
+    assert scaling[ours.rope_scaling and type(ours.rope_scaling)] == rope["rope_type"]
+    assert ours.rope_scaling is None or ours.rope_scaling.factor == rope["factor"]
+    assert ours.tie_embeddings == theirs.tie_word_embeddings
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    window = getattr(theirs, "sliding_window", None)
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * 7
+    windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    assert ours.windows == (windows if any(windows) else ())
+    experts = getattr(theirs, "num_local_experts", None) or getattr(theirs, "num_experts", None) or 0
+    assert ours.num_experts == experts
+    assert ours.attention_softcap == getattr(theirs, "attn_logit_softcapping", None)
+    assert ours.logits_softcap == getattr(theirs, "final_logit_softcapping", None)
+    assert ours.query_scale == getattr(theirs, "query_pre_attn_scalar", None)
+
+
+@pytest.mark.parametrize(
+    "places", [("config",), ("text_config",), ("generation",), ("config", "text_config", "generation")]
+)
+@pytest.mark.parametrize("value", [2, [1, 3]])
+def test_end_tokens_are_those_of_both_configs(places, value, tmp_path):
+    """Those of the tokenizer are in the matrix of tokenizers above."""
+    write_folder(tmp_path, "llama3", "nothing more")
+    write_model(tmp_path, eos_token_id=None)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    if "config" in places:
+        config["eos_token_id"] = 0
+    if "text_config" in places:
+        config["text_config"] = {**config, "eos_token_id": value}
+    path.write_text(json.dumps(config))
+    generation = {"eos_token_id": value} if "generation" in places else {}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    theirs = [
+        AutoConfig.from_pretrained(tmp_path).eos_token_id,
+        GenerationConfig.from_pretrained(tmp_path).eos_token_id,
+    ]
+    named = {
+        token_id for ids in theirs for token_id in (ids if isinstance(ids, list) else [ids]) if token_id is not None
+    }
+    assert named <= set(read_hf_folder(tmp_path).generation.eos_token_ids)
