@@ -34,7 +34,7 @@ def read_hf_folder(folder: Path) -> ForeignModel:
     config_json, generation_json = read_json(config_path), Fields.read(folder / GENERATION)
     family, config = read_config(config_json, str(config_path))
     tensors, num_bytes = _tensors(folder, family)
-    text, (dtype, dtype_notes) = text_assets(folder), choose_dtype(num_bytes)
+    (text, text_notes), (dtype, dtype_notes) = text_assets(folder, config_json["model_type"]), choose_dtype(num_bytes)
     generation, notes = generation_defaults(
         Fields(config_json, str(config_path)), generation_json, text, config.vocab_size
     )
@@ -46,7 +46,7 @@ def read_hf_folder(folder: Path) -> ForeignModel:
         generation=generation,
         tensors=tensors,
         dtype=dtype,
-        notes=(*dtype_notes, *notes),
+        notes=(*dtype_notes, *text_notes, *notes),
     )
     return with_its_head(model)
 

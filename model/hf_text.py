@@ -20,24 +20,32 @@ from model.card import TextAssets
 from model.errors import CheckpointError
 from model.fields import Fields, read_text, shown
 from model.foreign import load_tokenizer
+from model.hf_llama import as_llama_reads
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DEFAULT, TOOL_USE = "default", "tool_use"
 
 
-def text_assets(folder: Path) -> TextAssets:
-    """Tokenizer and chat templates of a folder, with weights or without. Raises CheckpointError naming the file."""
+def text_assets(folder: Path, model_type: str | None = None) -> tuple[TextAssets, list[str]]:
+    """Tokenizer and chat templates of a folder, with weights or without, and what an operator should know of them.
+    `model_type` is what its config.json says.
+
+    Raises CheckpointError naming the file.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} lacks tokenizer.json; other tokenizer files are not read.")
     text, config = read_text(path), Fields.read(folder / "tokenizer_config.json")
     tokenizer = load_tokenizer(str(path), text)
+    if (as_read := as_llama_reads(text, config, model_type)) is not text:
+        text, tokenizer = as_read, load_tokenizer(str(path), as_read)
     special = _special_tokens(folder, config)
-    if missing := _missing(tokenizer, _added_tokens(folder, config, special), special):
+    said = _added_tokens(folder, config, special)
+    if missing := _missing(tokenizer, said, special):
         tokenizer.add_tokens(missing)
         text = tokenizer.to_str()
     templates, bos = _templates(folder, config), special.named.get("bos_token")
-    return TextAssets(
+    assets = TextAssets(
         tokenizer_json=text,
         chat_template=templates.get(DEFAULT),
         tool_template=templates.get(TOOL_USE),
@@ -46,6 +54,7 @@ def text_assets(folder: Path) -> TextAssets:
         named_tokens=special.named,
         add_bos=_adds_bos(tokenizer, bos),
     )
+    return assets, list(_other_ids(folder, tokenizer, said))
 
 
 @dataclass(slots=True)
@@ -156,6 +165,13 @@ def _missing(
         *by_id,
         *(told.get(c) or special.made.get(c) or tokenizers.AddedToken(c, special=True) for c in others),
     ]
+
+
+def _other_ids(folder: Path, tokenizer: tokenizers.Tokenizer, said: dict[int, tokenizers.AddedToken]) -> Iterator[str]:
+    """Tokens that get another id than their file says, as they do in transformers too."""
+    for said_id, token in said.items():
+        if (token_id := tokenizer.token_to_id(token.content)) != said_id:
+            yield f"{folder}: the added token {shown(token.content)} is said to be {said_id}, but is {token_id}"
 
 
 def _adds_bos(tokenizer: tokenizers.Tokenizer, bos: str | None) -> bool:

@@ -72,7 +72,8 @@ def _open_orbax(path: epath.Path, root: epath.Path, model_files: str | None, key
     config_json = read_json(config_folder / CONFIG) if config_folder else {}
     where = str((config_folder or files) / CONFIG)
     tree = OrbaxTree.open(root)
-    arranged, text = arrange(tree.tensors, config_json, table, where), text_assets(files)
+    arranged = arrange(tree.tensors, config_json, table, where)
+    text, text_notes = text_assets(files, config_json.get("model_type"))
     dtype, dtype_notes = _dtype(path, tree, arranged)
     generation, notes = generation_defaults(
         Fields({**table.model, **config_json}, where),
@@ -88,7 +89,7 @@ def _open_orbax(path: epath.Path, root: epath.Path, model_files: str | None, key
         keys=arranged.keys,
         tensors=arranged.tensors,
         dtype=dtype,
-        notes=(*dtype_notes, *notes),
+        notes=(*dtype_notes, *text_notes, *notes),
     )
     check_tensors(model)
     return with_its_head(model)

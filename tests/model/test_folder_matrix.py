@@ -79,6 +79,9 @@ TOKENIZERS = {
     "qwen2": lambda: _byte_level("qwen2"),
     "gemma": _gemma,
     "sentencepiece": lambda: json.dumps(_sentencepiece(prefix=True)),
+    "llama2": lambda: json.dumps(_sentencepiece(prefix=True)),
+    "llama2 legacy": lambda: json.dumps(_sentencepiece(prefix=True)),
+    "llama2 without prefix": lambda: json.dumps(_sentencepiece(prefix=False)),
 }
 CONFIGS = {
     "llama3": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|turn|>"},
@@ -90,6 +93,14 @@ CONFIGS = {
     },
     "sentencepiece": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": _TYPED_BOS, "unk_token": "<unk>"},
 }  # fmt: skip
+LLAMA2 = {
+    "tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False,
+}  # fmt: skip
+CONFIGS |= {
+    "llama2": LLAMA2,
+    "llama2 legacy": {**LLAMA2, "tokenizer_class": "LlamaTokenizerFast", "legacy": True},
+    "llama2 without prefix": {**LLAMA2, "add_prefix_space": False},
+}
 
 
 def _plain(content, **flags):
@@ -257,7 +268,7 @@ NOBODY_SAVES = {
     ("llama", "windows"),
     *(("gemma3_text", said) for said in ("new form", "both forms", "an older name", "theta beside the new form")),
 }
-"""And transformers does not read, or its model has no use for. Gemma 3 has a rope for each kind of layer in the new form (`test_families.py`)."""
+"""And transformers does not read, or has no use for. Gemma 3 has two ropes in the new form (`test_families.py`)."""
 
 
 @pytest.mark.parametrize(

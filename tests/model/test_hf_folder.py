@@ -168,6 +168,11 @@ def test_advice_that_is_not_followed_is_noted(folder):
     ]  # fmt: skip
 
 
+def test_an_added_token_of_another_id_than_its_file_says_is_noted(folder):
+    _change(folder / "tokenizer_config.json", added_tokens_decoder={"500": {"content": "<|tool|>", "special": True}})
+    assert read_hf_folder(folder).notes == (f"{folder}: the added token '<|tool|>' is said to be 500, but is 320",)
+
+
 def test_an_own_head_is_used_though_the_config_ties_it_and_a_copy_stays_tied(folder):
     """huggingface/transformers#42612"""
     _, tensors = tiny_tensors()

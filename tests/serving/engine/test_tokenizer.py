@@ -102,3 +102,18 @@ def test_digits_are_single_tokens(smollm2):
     detokenizer = smollm2.detokenizer()
     pieces = [detokenizer.push([token_id]) for token_id in smollm2.encode("in 1234, 56")]
     assert pieces == ["in", " ", "1", "2", "3", "4", ",", " ", "5", "6"]
+
+
+def test_chats_with_tools_take_the_template_for_tools(assets):
+    text = dataclasses.replace(
+        assets, chat_template="plain {{ pad_token }}", tool_template="tools {{ eos_token }}{{ tools[0].name }}",
+        named_tokens={"pad_token": "<pad>", "eos_token": "<|end|>"},
+    )  # fmt: skip
+    tokenizer = Tokenizer(text)
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.render_chat(messages) == "plain <pad>"
+    assert tokenizer.render_chat(messages, [{"name": "f"}]) == "tools <|end|>f"
+    only_tools = Tokenizer(dataclasses.replace(text, chat_template=None))
+    assert only_tools.render_chat(messages, [{"name": "f"}]) == "tools <|end|>f"
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        only_tools.render_chat(messages)

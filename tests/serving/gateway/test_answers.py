@@ -141,12 +141,14 @@ async def test_recommended_sampling_fills_only_what_is_unset():
     seen = []
     submit = engine.submit
     engine.submit = lambda request: (seen.append(request.sampling), submit(request))
-    card = fake_card(temperature=0.6, top_p=0.9, top_k=40)
+    card = fake_card(temperature=0.6, top_p=0.9, top_k=40, min_p=0.25, repetition_penalty=1.5)
     async with running_replica(engine, card=card) as replica, running_gateway(replica.address) as gateway:
         await gateway.http.post(COMPLETIONS, json=completion_body())
         await gateway.http.post(COMPLETIONS, json=completion_body(temperature=0, top_k=-1))
+        await gateway.http.post(COMPLETIONS, json=completion_body(min_p=0, repetition_penalty=1))
     assert (seen[0].temperature, round(seen[0].top_p, 3), seen[0].top_k) == (0.6, 0.9, 40)
     assert (seen[1].temperature, round(seen[1].top_p, 3), seen[1].top_k) == (0.0, 0.9, 0)
+    assert [(each.min_p, each.repetition_penalty) for each in seen] == [(0.25, 1.5), (0.25, 1.5), (0.0, 1.0)]
 
 
 async def test_a_salt_reaches_the_engine(http, shared, monkeypatch):

@@ -1,13 +1,16 @@
 """Tools and thoughts through the API. The model repeats its prompt, so the prompt is what it says."""
 
+import dataclasses
 import json
 
 import openai
 import pytest
 
 from serving.config import EngineConfig
+from serving.dialect import ToolDialect
 from serving.errors import InvalidRequest
 from serving.gateway.schema import parse_chat
+from serving.replica.served import ServedModel
 from tests.fakes import FAKE_NAME, FakeEngineLoop, fake_card, sse_events
 from tests.services import running_app, running_replica
 
@@ -240,6 +243,13 @@ async def test_a_schema_of_a_forced_call_that_cannot_be_enforced_is_refused_by_i
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == "tools" and "'uniqueItems'" in error["message"]
+
+
+def test_the_template_for_tools_tells_how_they_are_called(engine):
+    card = fake_card("{{ tools }}[TOOL_CALLS]</think>")
+    card = dataclasses.replace(card, text=dataclasses.replace(card.text, tool_template="{{ tools }}<tool_call>"))
+    reader = ServedModel.build(EngineConfig("nowhere"), engine, card).reader
+    assert (reader.tool_dialect, reader.thinks) == (ToolDialect.HERMES, True)
 
 
 async def test_a_dialect_may_be_chosen_or_unknown(engine):
