@@ -22,6 +22,7 @@ from model.adapters import Place, places_of
 from model.config import ModelConfig
 from model.convert import DTYPES
 from model.errors import CheckpointError, UnsupportedModel
+from model.fields import Fields
 from model.foreign import Array
 from model.keys import letter_sizes
 from model.tree import Params, put
@@ -163,9 +164,9 @@ def _rank(path: epath.Path, fields: Mapping[str, Any], max_rank: int) -> int:
 
 
 def _scale(path: epath.Path, fields: Mapping[str, Any]) -> float:
-    alpha, rank = fields.get("lora_alpha"), fields["r"]
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
-        raise CheckpointError(f"{path / CONFIG}: lora_alpha must be a number, got {alpha!r}.")
+    read, rank = Fields(fields, str(path / CONFIG)), fields["r"]
+    if (alpha := read.number("lora_alpha")) is None:
+        raise read.wrong("lora_alpha", "a number")
     return float(alpha / math.sqrt(rank) if fields.get("use_rslora") else alpha / rank)
 
 

@@ -94,6 +94,7 @@ def test_queries_that_a_training_library_scaled_are_adapted_at_their_scale(tmp_p
         ({"r": 0}, "r must be a positive whole number, got 0"),
         ({"r": 3}, r"lora_[AB].weight has shape \[.*\], expected \[.*3.*\]"),
         ({"lora_alpha": None}, "lora_alpha must be a number, got None"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a number, got 1000"),
     ],
     ids=str,
 )

@@ -230,6 +230,17 @@ def test_a_device_reads_its_own_chunks(tmp_path):
     assert 0.4 * numbers.nbytes < _bytes_read() - before < 0.6 * numbers.nbytes
 
 
+def test_an_own_head_is_used_though_the_config_ties_it_and_a_copy_stays_tied(sources, tmp_path):
+    files, tree = model_files(tmp_path / "files", sources["llama"]), maxtext_tree(sources["llama"], scanned=True)
+    config = json.loads((files / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (files / "config.json").write_text(json.dumps(config))
+    save_v1(tmp_path / "own", tree)
+    assert_same_model(open_run(tmp_path / "own", files), read_hf_folder(sources["llama"]))
+    tree["params"]["decoder"]["logits_dense"]["kernel"] = tree["params"]["token_embedder"]["embedding"].T
+    save_v1(tmp_path / "copy", tree)
+    assert open_run(tmp_path / "copy", files).config.tie_embeddings
+
+
 def test_more_rows_for_tokens_than_tokens_are_padding(sources, tmp_path):
     save_v1(tmp_path / "run", maxtext_tree(sources["gemma2"], scanned=True, extra_rows=32))
     assert_same_model(open_run(tmp_path / "run", sources["gemma2"]), read_hf_folder(sources["gemma2"]))
