@@ -17,6 +17,10 @@ from model.gguf_sentencepiece import sentencepiece_json
 
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
 CONTROL, USER_DEFINED = 3, 4
+NAMED = {
+    "bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "cls": "cls", "mask": "mask",
+}  # fmt: skip
+"""Roles of special tokens: what templates call them, and GGUF, which has always spelt one so."""
 
 Json = dict[str, Any]
 
@@ -82,11 +86,14 @@ def read_text_assets(path: Path, fields: Mapping[str, Any]) -> TextAssets:
         adds_bos, tokenizer = rule.add_bos, _tokenizer(rule, tokens, _strings(path, fields, "merges"), added)
     text = json.dumps(tokenizer, ensure_ascii=False)
     load_tokenizer(str(path), text)
+    named = {f"{ours}_token": _token(path, fields, tokens, theirs) for ours, theirs in NAMED.items()}
     return TextAssets(
         tokenizer_json=text,
         chat_template=fields.get("tokenizer.chat_template"),
-        bos_token=_token(path, fields, tokens, "bos"),
-        eos_token=_token(path, fields, tokens, "eos"),
+        tool_template=fields.get("tokenizer.chat_template.tool_use"),
+        bos_token=named["bos_token"],
+        eos_token=named["eos_token"],
+        named_tokens={name: token for name, token in named.items() if token is not None},
         add_bos=bool(fields.get("tokenizer.ggml.add_bos_token", adds_bos)),
     )
 

@@ -107,3 +107,16 @@ def test_control_tokens_are_special_and_user_tokens_are_text():
     ids = tokenizer.encode("<s><think>ab")
     assert len(ids) == 3
     assert tokenizer.detokenizer().push(ids) == "<think>ab"
+
+
+def test_templates_and_the_tokens_that_they_use_are_read():
+    fields = _fields("gpt-2", ("<s>", "<pad>", "<unk>"))
+    last = len(fields["tokenizer.ggml.tokens"]) - 1
+    fields |= {
+        "tokenizer.ggml.bos_token_id": last - 2, "tokenizer.ggml.padding_token_id": last - 1,
+        "tokenizer.ggml.unknown_token_id": last, "tokenizer.chat_template": "plain",
+        "tokenizer.chat_template.tool_use": "tools",
+    }  # fmt: skip
+    text = read_text_assets(Path("m"), fields)
+    assert text.named_tokens == {"bos_token": "<s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    assert (text.chat_template, text.tool_template) == ("plain", "tools")
