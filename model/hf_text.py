@@ -54,7 +54,7 @@ def text_assets(folder: Path, model_type: str | None = None) -> tuple[TextAssets
         named_tokens=special.named,
         add_bos=_adds_bos(tokenizer, bos),
     )
-    return assets, list(_other_ids(folder, tokenizer, said))
+    return assets, _other_ids(folder, tokenizer, said)
 
 
 @dataclass(slots=True)
@@ -74,7 +74,8 @@ def _special_tokens(folder: Path, config: Fields) -> _Special:
         files.append(Fields.read(folder / "special_tokens_map.json"))
     for fields in files:
         for name in fields:
-            if name in NAMED or (name.endswith("_token") and isinstance(fields.get(name), str)):
+            is_other = name.endswith("_token") and isinstance(fields.get(name), str | dict)
+            if name in NAMED or is_other:
                 _read_named(fields, name, special)
     for fields in files:
         for name in ("extra_special_tokens", "additional_special_tokens"):
@@ -167,11 +168,12 @@ def _missing(
     ]
 
 
-def _other_ids(folder: Path, tokenizer: tokenizers.Tokenizer, said: dict[int, tokenizers.AddedToken]) -> Iterator[str]:
-    """Tokens that get another id than their file says, as they do in transformers too."""
-    for said_id, token in said.items():
-        if (token_id := tokenizer.token_to_id(token.content)) != said_id:
-            yield f"{folder}: the added token {shown(token.content)} is said to be {said_id}, but is {token_id}"
+def _other_ids(folder: Path, tokenizer: tokenizers.Tokenizer, said: dict[int, tokenizers.AddedToken]) -> list[str]:
+    """About tokens that get another id than their file says, as they do in transformers too."""
+    ids = {token.content: (said_id, tokenizer.token_to_id(token.content)) for said_id, token in said.items()}
+    others = [f"{shown(name)} is said to be {told}, but is {is_}" for name, (told, is_) in ids.items() if told != is_]
+    more = f"; and {len(others) - 1:,} more" if len(others) > 1 else ""
+    return [f"{folder}: the added token {others[0]}{more}"] if others else []
 
 
 def _adds_bos(tokenizer: tokenizers.Tokenizer, bos: str | None) -> bool:

@@ -156,6 +156,7 @@ VARIANTS = {
     "named special tokens": (
         {"eos_token": "<|end|>", "extra_special_tokens": {"image_token": "<|extra|>"}, "boi_token": "<|tool|>"}, {}
     ),
+    "another token field in full": ({"eos_token": "<|end|>", "image_token": _token("<|extra|>")}, {}),
     "another token field": ({"eos_token": "<|end|>", "image_token": "<|extra|>"}, {}),
     "end token that nobody added": ({"eos_token": "abc"}, {}),
     "end token outside of the vocabulary": ({"eos_token": "<|stop|>"}, {}),

@@ -21,7 +21,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def _files():
     """What lies in the repository: the golden model and things that nobody needs."""
     files = {path.name: path.read_bytes() for path in TIED.iterdir()}
-    return files | {"pytorch_model.bin": b"x" * 1000, "README.md": b"hello"}
+    meaning = {
+        "added_tokens.json": b"{}",
+        "special_tokens_map.json": b"{}",
+        "additional_chat_templates/tool_use.jinja": b"T",
+    }
+    return files | meaning | {"pytorch_model.bin": b"x" * 1000, "README.md": b"hello"}
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -51,8 +56,8 @@ class Hub(BaseHTTPRequestHandler):
                 self._refuse(403, "GatedRepo")
             case ["api", "models", "org", "ill"]:
                 self._refuse(500, "")
-            case ["org", "tiny", "resolve", revision, name] if revision == COMMIT:
-                self._file(name, body=body)
+            case ["org", "tiny", "resolve", revision, *parts] if revision == COMMIT:
+                self._file("/".join(parts), body=body)
             case _:
                 self._refuse(404, "RepoNotFound")
 
@@ -116,8 +121,10 @@ def test_a_repository_is_fetched_and_read(hub, tmp_path):
     folder = _fetch(hub, tmp_path, reports=reports)
     model = read_hf_folder(folder)
     check_tensors(model)
-    names = {path.name for path in folder.iterdir()}
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert "model.safetensors" in names and "tokenizer.json" in names
+    assert {"added_tokens.json", "special_tokens_map.json", "additional_chat_templates/tool_use.jinja"} <= names
+    assert read_hf_folder(folder).text.tool_template == "T"
     assert not names & {"pytorch_model.bin", "README.md", "logits.npz"}
     total = sum(len(_files()[name]) for name in names)
     assert reports[-1] == (total, total)
