@@ -56,6 +56,13 @@ def test_a_folder_becomes_a_checkpoint(tmp_path, console, dtype):
     jax.tree.map(np.testing.assert_array_equal, _load(tmp_path / "c", expected), expected)
 
 
+def test_what_is_not_followed_is_said(tmp_path, console):
+    folder = shutil.copytree(LLAMA3, tmp_path / "folder")
+    (folder / "generation_config.json").write_text('{"num_beams": 4}')
+    import_model(str(folder), str(tmp_path / "c"), dtype=None, name=None, console=console)
+    assert "num_beams is not followed" in console.file.getvalue()
+
+
 def test_a_quantised_checkpoint_says_so(tmp_path, console):
     """The golden model is too small for groups of 32: refused before anything is written."""
     import_model(str(LLAMA3), str(tmp_path / "c"), dtype=None, quantize="int8", name=None, console=console)
