@@ -54,7 +54,7 @@ def new_vocabulary(tokenizer: tokenizers.Tokenizer, tokenizer_json: str) -> Voca
     if parts and WORD_DECODERS.issuperset(parts):
         return WordVocabulary(tokenizer)
     raise UnsupportedModel(
-        f"the tokenizer's decoder {parts} is not supported; supported: ByteLevel, {sorted(WORD_DECODERS)}."
+        f"the decoder {parts} of tokenizer.json is not supported; supported: ByteLevel, {sorted(WORD_DECODERS)}."
     )
 
 
@@ -142,7 +142,7 @@ class WordVocabulary(dict[int, str | None]):
             token = self._tokenizer.id_to_token(token_id)
             if token_id not in self and token and token.isascii() and token.isalnum():
                 return token_id
-        raise UnsupportedModel("the tokenizer has no token made of letters or digits alone.")
+        raise UnsupportedModel("the vocabulary of tokenizer.json has no token made of letters or digits alone.")
 
 
 class WordDetokenizer:

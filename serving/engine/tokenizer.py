@@ -81,7 +81,7 @@ class Tokenizer:
             return []
         token_id = self._tokenizer.token_to_id(text.bos_token)
         if token_id is None:
-            raise CheckpointError(f"the model's BOS token {text.bos_token!r} is not in its tokenizer.")
+            raise CheckpointError(f"the model's BOS token {text.bos_token!r} is not in its tokenizer.json.")
         return [token_id]
 
 
