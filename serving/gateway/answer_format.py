@@ -3,17 +3,14 @@
 from typing import Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from serving.errors import InvalidRequest
+from serving.gateway.strict import Strict
 from serving.request import Grammar, GrammarKind
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     name: str
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
@@ -21,7 +18,7 @@ class JsonSchema(_Strict):
     """Without effect: a schema is always enforced, and what cannot be is refused."""
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -39,7 +36,7 @@ class ResponseFormat(_Strict):
         return _schema(self.json_schema.json_schema)
 
 
-class AnswerFormat(_Strict):
+class AnswerFormat(Strict):
     """At most one of them may be given."""
 
     response_format: ResponseFormat | None = None

@@ -2,15 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from serving.gateway.strict import Strict
 
 LabelKey = Annotated[str, Field(max_length=64)]
 LabelValue = Annotated[str, Field(max_length=512)]
 
 
-class Labels(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class Labels(Strict):
     user: str | None = None
     metadata: Annotated[dict[LabelKey, LabelValue], Field(max_length=16)] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None

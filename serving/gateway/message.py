@@ -3,15 +3,12 @@
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from serving.errors import InvalidRequest
 from serving.gateway import neutral
 from serving.gateway.body import check_depth
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+from serving.gateway.strict import Strict
 
 TEXT_PART = {
     "type": "object",
@@ -38,25 +35,28 @@ def _read_part(part: Any) -> str:
 
 
 def _read_arguments(value: Any) -> Any:
-    """A string of JSON becomes the object that templates write again in their own way."""
+    """A string of JSON becomes the object that templates write again in their own way. What is no such object, since
+    the call was cut or written badly, stays the text that the model wrote."""
     if not isinstance(value, str):
-        return value
+        return {} if value is None else value
     try:
         arguments = orjson.loads(value or "{}")
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"are not valid JSON: {error}") from error
-    check_depth(arguments)
-    return arguments
+        check_depth(arguments)
+    except (orjson.JSONDecodeError, InvalidRequest):
+        return value
+    return arguments if isinstance(arguments, dict) else value
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(_read_arguments), WithJsonSchema({"type": "string"})]
+    arguments: Annotated[dict[str, Any] | str, BeforeValidator(_read_arguments), WithJsonSchema({"type": "string"})]
+    parsed_arguments: Any = None
+    """What the official client made of them, as it sends it back."""
 
 
-class MessageToolCall(_Strict):
+class MessageToolCall(Strict):
     id: str
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: CalledFunction
     index: int | None = None
     """Some clients send a streamed call back as it came."""
@@ -66,13 +66,19 @@ class MessageToolCall(_Strict):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class Message(_Strict):
+class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_read_content), WithJsonSchema(CONTENT_SCHEMA)] = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None)
+    refusal: str | None = None
+    """What an assistant has said in place of content."""
+    parsed: Any = None
+    """What the official client made of the content, as it sends it back."""
+    annotations: list[Any] | None = None
+    """Where others found what an assistant's content says."""
 
     @model_validator(mode="before")
     @classmethod
@@ -86,7 +92,7 @@ class Message(_Strict):
 
     @model_validator(mode="after")
     def _fields_belong_to_the_role(self) -> Self:
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):
+        if self.content is None and self.role != "assistant":  # whose answer may have been cut before any
             raise ValueError("content is missing")
         if self.tool_calls and self.role != "assistant":
             raise ValueError("only an assistant's message has tool_calls")
@@ -98,7 +104,7 @@ class Message(_Strict):
         """Templates call a developer the system."""
         fields: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": self.content or "",
+            "content": self.content or self.refusal or "",
         }
         if self.tool_calls:
             fields["tool_calls"] = [call.to_template() for call in self.tool_calls]

@@ -44,9 +44,7 @@ CHAT: Neutral = {
 }
 COMPLETION: Neutral = {**COMMON, "suffix": ("",), "add_special_tokens": (True,)}
 MESSAGE: Neutral = {
-    "refusal": (),
     "audio": (),
-    "annotations": ([],),
     "function_call": (),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from serving.errors import InvalidRequest
 from serving.gateway import neutral
@@ -16,6 +16,7 @@ from serving.gateway.labels import Labels
 from serving.gateway.logit_bias import read_logit_bias
 from serving.gateway.message import Message
 from serving.gateway.parse import parse_body
+from serving.gateway.strict import Strict
 from serving.gateway.tools import ToolUse
 from serving.request import (
     MAX_CHOICES,
@@ -68,11 +69,7 @@ def read_token_ids(value: list[int]) -> TokenPrompt:
     return TokenPrompt(tuple(value))
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
-
-
-class StreamOptions(_Body):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -85,7 +82,7 @@ class StreamOptions(_Body):
         return self
 
 
-class _Generate(AnswerFormat, Labels, _Body):
+class _Generate(AnswerFormat, Labels, arbitrary_types_allowed=True):
     """What both endpoints share."""
 
     model: str
@@ -98,7 +95,7 @@ class _Generate(AnswerFormat, Labels, _Body):
     top_k: Annotated[int, Field(ge=-1, lt=INT31)] | None = None
     min_p: float | None = None
     seed: Annotated[int, Field(ge=-INT63, lt=INT63)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_read_stop), WithJsonSchema(STOP_SCHEMA)] = []
+    stop: Annotated[list[str], BeforeValidator(_read_stop), WithJsonSchema(STOP_SCHEMA)] = []  # noqa: RUF012 - a field
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -13,15 +13,14 @@ from serving.gateway.call import Services
 from serving.gateway.message import Message
 from serving.gateway.openapi import reads
 from serving.gateway.parse import parse_body
+from serving.gateway.strict import Strict
 from serving.gateway.tools import Tool
 from serving.request import ChatPrompt, TextPrompt
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class TokenizeBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class TokenizeBody(Strict):
     model: str | None = None
     """None: the one that is served."""
     prompt: str | None = None
@@ -45,9 +44,7 @@ class TokenizeBody(BaseModel):
         return ChatPrompt(tuple(message.to_template() for message in self.messages), tools)
 
 
-class DetokenizeBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class DetokenizeBody(Strict):
     model: str | None = None
     tokens: list[TokenId]
 

@@ -3,11 +3,12 @@
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from serving.call_schema import NO_ARGUMENTS, call_schema
 from serving.errors import InvalidRequest
 from serving.gateway.speech.speech import SpeechPlan
+from serving.gateway.strict import Strict
 from serving.replica.status import ReplicaStatus
 from serving.request import MAX_CALLS, Grammar, GrammarKind
 
@@ -15,11 +16,7 @@ MAX_TOOLS = 128
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Function(_Strict):
+class Function(Strict):
     name: Annotated[str, Field(pattern=NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -32,21 +29,21 @@ class Function(_Strict):
         return {"type": "function", "function": described | {"parameters": self.parameters or NO_ARGUMENTS}}
 
 
-class Tool(_Strict):
+class Tool(Strict):
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(_Strict):
+class NamedFunction(Strict):
     name: str
 
 
-class NamedTool(_Strict):
+class NamedTool(Strict):
     type: Literal["function"]
     function: NamedFunction
 
 
-class ToolUse(_Strict):
+class ToolUse(Strict):
     """The part of a chat's body that is about tools."""
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None

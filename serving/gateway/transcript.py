@@ -23,6 +23,8 @@ class Said(NamedTuple):
     num_tokens: int = 0
     usage: Usage | None = None
     """The replica's count of an answer that is complete."""
+    is_cut: bool = False
+    """The answer has ended within a call, which nobody may run."""
 
 
 _said: Callable[[tuple[Any, ...]], Said] = partial(tuple.__new__, Said)
@@ -47,12 +49,13 @@ class Transcript:
     def hear(self, event: Delta | Finished) -> Said:
         if isinstance(event, Delta):
             text, num_tokens, logprobs, choice, prompt, _ = event
-            return _said((choice, self._speeches[choice].push(text), logprobs, prompt, None, num_tokens, None))
+            return _said((choice, self._speeches[choice].push(text), logprobs, prompt, None, num_tokens, None, False))
         speech = self._speeches[event.choice]
         self._finished.append(event)
         rest = speech.finish()
-        return Said(event.choice, rest, reason=speech.finish_reason(event.reason), usage=event.usage)
+        reason = speech.finish_reason(event.reason)
+        return Said(event.choice, rest, reason=reason, usage=event.usage, is_cut=speech.is_cut)
 
     def hear_text(self, choice: int, text: str, num_tokens: int) -> Said:
         """Of a delta that has nothing else."""
-        return _said((choice, self._speeches[choice].push(text), (), (), None, num_tokens, None))
+        return _said((choice, self._speeches[choice].push(text), (), (), None, num_tokens, None, False))

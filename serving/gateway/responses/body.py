@@ -2,22 +2,19 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.errors import InvalidRequest
 from serving.gateway.call import Services
 from serving.gateway.chats import Chat
 from serving.gateway.labels import Labels
 from serving.gateway.responses.items import InputItem, to_messages
+from serving.gateway.strict import Strict
 
 CHAT_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class FunctionTool(_Strict):
+class FunctionTool(Strict):
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -28,12 +25,12 @@ class FunctionTool(_Strict):
         return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
 
 
-class NamedTool(_Strict):
+class NamedTool(Strict):
     type: Literal["function"]
     name: str
 
 
-class TextFormat(_Strict):
+class TextFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
@@ -47,12 +44,12 @@ class TextFormat(_Strict):
         return {"type": self.type, "json_schema": inner}
 
 
-class TextOptions(_Strict):
+class TextOptions(Strict):
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class ReasoningOptions(_Strict):
+class ReasoningOptions(Strict):
     """Only what changes nothing: how long a model thinks cannot be steered here."""
 
     effort: None = None
@@ -60,7 +57,7 @@ class ReasoningOptions(_Strict):
     generate_summary: None = None
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 

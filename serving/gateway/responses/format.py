@@ -13,6 +13,7 @@ from serving.gateway.choice import Choice
 from serving.gateway.errors import error_fields
 from serving.gateway.responses.body import NamedTool, ResponseBody
 from serving.gateway.responses.items import call_item, message_item, reasoning_item, text_part
+from serving.gateway.speech.json_text import parse
 from serving.gateway.speech.pieces import Content, Piece, Reasoning, ToolArguments, ToolStart
 from serving.gateway.transcript import Said
 from serving.request import Usage
@@ -44,7 +45,7 @@ class ResponsesFormat:
         self._choice.see(said)
         events = [self._piece(piece) for piece in said.pieces]
         if said.reason:
-            events.append(self._close_item("completed" if said.reason != "length" else "incomplete"))
+            events.append(self._close_item(_status(self._choice)))
         return b"".join(events)
 
     def text_event(self) -> None:
@@ -66,7 +67,7 @@ class ResponsesFormat:
         (self._choice,) = choices
         for piece in _pieces(self._choice):
             self._piece(piece)
-        self._close_item("completed" if self._choice.reason != "length" else "incomplete")
+        self._close_item(_status(self._choice))
         response = orjson.dumps(self._response(_status(self._choice), usage))
         self._on_done(self.response_id, response, self._choice)
         return response
@@ -109,7 +110,7 @@ class ResponsesFormat:
         events = self._event(f"{item.event}.done", **self._place(item), **item.done())
         if item.kind == "message":
             events += self._event("response.content_part.done", **self._place(item), part=text_part(item.text))
-        done = item.json(status)
+        done = item.json(item.end_status(status))
         events += self._event("response.output_item.done", output_index=len(self._output), item=done)
         self._output.append(done)
         return events
@@ -185,6 +186,12 @@ class _OpenItem:
                 return reasoning_item(self.item_id, self.text, status)
             case _:
                 return call_item(self.item_id, self.call_id, self.name, self.text, status)
+
+    def end_status(self, answer_status: str) -> str:
+        """A call is whole when its arguments are, wherever the answer ends."""
+        if self.kind != "function_call":
+            return answer_status
+        return "incomplete" if parse(self.text) is None else "completed"
 
 
 def _pieces(choice: Choice) -> list[Piece]:

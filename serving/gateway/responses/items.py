@@ -2,23 +2,22 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.gateway.choice import Choice, ToolCall
+from serving.gateway.strict import Strict
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = None
+    """What the official client made of the text, as it sends it back."""
 
 
-class InputMessage(_Strict):
+class InputMessage(Strict):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
@@ -27,16 +26,19 @@ class InputMessage(_Strict):
     phase: str | None = None
 
     def to_message(self) -> dict[str, Any]:
-        if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
-        return {"role": self.role, "content": "\n".join(part.text for part in self.content)}
+        return {"role": self.role, "content": _text(self.content)}
 
 
-class CallItem(_Strict):
+def _text(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+class CallItem(Strict):
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Any = None
     id: str | None = None
     status: str | None = None
 
@@ -46,25 +48,25 @@ class CallItem(_Strict):
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-class OutputItem(_Strict):
+class OutputItem(Strict):
     type: Literal["function_call_output"]
     call_id: str
-    output: str
+    output: str | list[TextPart]
     id: str | None = None
     status: str | None = None
 
     def to_message(self) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": self.call_id, "content": self.output}
+        return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
 
 
-class ReasoningItem(_Strict):
+class ReasoningItem(Strict):
     """Sent back by clients; thoughts of earlier turns are not told to the model again."""
 
     type: Literal["reasoning"]
     id: str | None = None
-    summary: list[Any] = []
+    summary: list[Any] | None = None
     content: list[Any] | None = None
-    encrypted_content: None = None
+    encrypted_content: str | None = None
     status: str | None = None
 
     def to_message(self) -> None:

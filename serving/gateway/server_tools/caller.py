@@ -73,7 +73,7 @@ class ToolCaller:
 
 def _arguments(call: ToolCall) -> bytes:
     try:
-        arguments = orjson.loads(call.arguments or "{}")
+        arguments = orjson.loads(call.arguments)
     except orjson.JSONDecodeError as error:
         raise ToolFailed(f"the arguments of {call.name} are not valid JSON: {error}.") from error
     if not isinstance(arguments, dict):

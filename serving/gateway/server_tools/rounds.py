@@ -13,8 +13,6 @@ import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from serving.gateway.call import Call, Services
 from serving.gateway.choice import Choice, ToolCall
 from serving.gateway.exchange import CallExchange
@@ -27,7 +25,7 @@ from serving.replica.inbox import Sink
 from serving.request import Usage, choice_seed
 
 COMPLETE = frozenset({"tool_calls", "stop"})
-"""Reasons to end with which calls are whole; a call that the client forced by name ends with `stop`."""
+"""Reasons to end with which calls are run; a call that the client forced by name ends with `stop`."""
 LENGTH = "length"
 
 
@@ -82,7 +80,7 @@ class Rounds:
         if self.own is not None:
             self.usage += said.usage
         calls = self._filter.round.calls
-        if not calls or self._filter.num_shown_now or said.reason not in COMPLETE:
+        if not calls or said.is_cut or self._filter.num_shown_now or said.reason not in COMPLETE:
             self.is_complete = True
             return said
         body = next_body(self._body, said.usage.completion_tokens, self._rounds_left)
@@ -144,7 +142,7 @@ def next_body(body: ChatBody, num_tokens: int, rounds_left: int) -> ChatBody | N
 def with_results(body: ChatBody, said: Choice, results: Sequence[str]) -> ChatBody:
     """Behind what the model said come the results of its calls."""
     calls = [
-        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": _object(call)}}
+        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in said.calls
     ]
     spoken: dict[str, Any] = {"role": "assistant", "content": said.text or None, "tool_calls": calls}
@@ -156,15 +154,6 @@ def with_results(body: ChatBody, said: Choice, results: Sequence[str]) -> ChatBo
     ]
     more = [Message.model_validate(message) for message in (spoken, *told)]
     return body.model_copy(update={"messages": [*body.messages, *more]})
-
-
-def _object(call: ToolCall) -> dict[str, Any]:
-    """Templates take an object; the result says what was wrong with anything else."""
-    try:
-        arguments = orjson.loads(call.arguments or "{}")
-    except orjson.JSONDecodeError:
-        return {}
-    return arguments if isinstance(arguments, dict) else {}
 
 
 def _nobody_listens() -> None:

@@ -1,18 +1,20 @@
 """Gemma's calls: <start_function_call>call:name{key:<escape>text<escape>,n:3}<end_function_call>, and newer marks.
 
-Not JSON, so a call is told once it is complete.
+Not JSON, so a call is told once it is complete; of one that the answer's end cuts, the name.
 """
 
 import re
 
 import orjson
 
+from serving.gateway.speech.marks import tell_content
 from serving.gateway.speech.sayer import Sayer
 from serving.gateway.speech.source import Reading, Source
 
 ENDS = {"<start_function_call>": "<end_function_call>", "<|tool_call>": "<tool_call|>"}
 QUOTES = ("<escape>", '<|"|>')
 CALL = re.compile(r"\s*call:\s*([\w.-]+)\s*(?=\{)")
+BEGUN = re.compile(r"\s*(?:c|ca|cal|call|call:\s*(?P<name>[\w.-]*))?\s*")
 KEY = re.compile(r"\s*,?\s*([^:{}\[\],<>\s]+)\s*:\s*")
 SCALAR = re.compile(r"[^,{}\[\]<>]+")
 GAP = re.compile(r"[\s,]*")
@@ -20,18 +22,34 @@ MAX_DEPTH = 32
 
 
 def read_gemma(source: Source, sayer: Sayer) -> Reading[None]:
-    while mark := (yield from source.tell_until(tuple(ENDS), sayer.content)):
+    while mark := (yield from tell_content(source, sayer, tuple(ENDS))):
         begun, body = source.gap + mark, list[str]()
         source.remember()
-        end = yield from source.tell_until((ENDS[mark],), body.append)
+        end = yield from source.tell_until((ENDS[mark],), body.append, is_cut_mark=bool)
         raw = source.forget()
-        call = CALL.match("".join(body)) if end else None
-        arguments = call and read_arguments("".join(body)[call.end() :])
-        if call is None or arguments is None or not sayer.call(call[1]):
+        if not _tell_call(sayer, "".join(body), ended=end is not None):
             sayer.content(begun + raw)
-        else:
-            sayer.arguments(arguments)
+        elif end:
             yield from source.skip()
+
+
+def _tell_call(sayer: Sayer, text: str, *, ended: bool) -> bool:
+    """False for what is no call. One without its end mark was cut, unless its arguments are all there."""
+    call = CALL.match(text)
+    if call is None:
+        begun = None if ended else BEGUN.fullmatch(text)
+        if begun is None or not sayer.is_named(begun["name"] or ""):
+            return False
+        sayer.break_off_unnamed()
+        return True
+    arguments = read_arguments(text[call.end() :])
+    if (ended and arguments is None) or not sayer.call(call[1]):
+        return False
+    if arguments is None:
+        sayer.break_off()
+    else:
+        sayer.arguments(arguments)
+    return True
 
 
 def read_arguments(text: str) -> str | None:

@@ -18,6 +18,8 @@ class Sayer:
 
     def __init__(self, names: frozenset[str], max_calls: int | None = None) -> None:
         self.num_calls = 0
+        self.is_cut = False
+        """The answer breaks off within a call."""
         self._names = names
         self._max_calls = max_calls
         self._pieces: list[Piece] = []
@@ -45,6 +47,18 @@ class Sayer:
             self._pieces.append(ToolStart(self.num_calls, f"call_{new_call_id()}", name))
             self.num_calls += 1
         return True
+
+    def is_named(self, beginning: str) -> bool:
+        """Whether a tool's name may begin so."""
+        return any(name.startswith(beginning) for name in self._names)
+
+    def break_off(self) -> None:
+        """The newest call has no end."""
+        self.is_cut = self.is_cut or not self._muted
+
+    def break_off_unnamed(self) -> None:
+        """What would have become a call has no end, and not even a name: nobody is told of it."""
+        self.is_cut = self.is_cut or self._max_calls is None or self.num_calls < self._max_calls
 
     def arguments(self, text: str) -> None:
         """More of the newest call's."""

@@ -13,6 +13,10 @@ Reading = Generator[None, None, T]
 WHITESPACE = " \n\r\t"
 
 
+def no_cut_mark(beginning: str) -> bool:
+    return False
+
+
 class Source:
     def __init__(self) -> None:
         self.text = ""
@@ -69,14 +73,27 @@ class Source:
         self.take(len(mark))
         return True
 
-    def tell_until(self, marks: Sequence[str], tell: Callable[[str], None]) -> Reading[str | None]:
+    @property
+    def is_done(self) -> bool:
+        """All has come and was read."""
+        return self.ended and not self.text
+
+    def tell_until(
+        self, marks: Sequence[str], tell: Callable[[str], None], *, is_cut_mark: Callable[[str], bool] = no_cut_mark
+    ) -> Reading[str | None]:
         """Tell the text up to the first of the marks, which is taken and returned; None if none comes.
 
-        White space before a mark is no part of the text. Held back is only what may become a mark, or such space.
+        White space before a mark is no part of the text. Held back is only what may become a mark, or such space. The
+        end may cut a mark: `is_cut_mark` says whether its beginning is taken for one, and not told.
         """
         while True:
             at, mark = first_mark(self.text, marks)
-            safe = len(self.text) if self.ended and mark is None else len(self.text[:at].rstrip(WHITESPACE))
+            is_last = self.ended and mark is None
+            if is_last and at < len(self.text) and is_cut_mark(self.text[at:]):
+                tell(self.take(len(self.text[:at].rstrip(WHITESPACE))))
+                self.take(len(self.text))
+                return None
+            safe = len(self.text) if is_last else len(self.text[:at].rstrip(WHITESPACE))
             if safe:
                 tell(self.take(safe))
             if mark is not None:

@@ -48,6 +48,8 @@ class SpeechPlan:
 class PlainSpeech:
     """All text is content."""
 
+    is_cut = False
+
     def push(self, text: str) -> Sequence[Piece]:
         return (Content(text),) if text else ()
 
@@ -79,9 +81,15 @@ class ReadSpeech:
         self._source.ended = True
         return self._go_on()
 
+    @property
+    def is_cut(self) -> bool:
+        """The answer has ended within a call, by a limit, a stop string or the model's own end."""
+        return self._sayer.is_cut
+
     def finish_reason(self, reason: FinishReason) -> str:
-        """A tool that the client named itself is no reason, says OpenAI's table."""
-        called = self._sayer.num_calls and self._plan.forced_name is None
+        """A tool that the client named itself is no reason, says OpenAI's table, and a call that is not whole is none
+        either."""
+        called = self._sayer.num_calls and not self.is_cut and self._plan.forced_name is None
         return "tool_calls" if called and reason is FinishReason.STOP else reason.value
 
     def _go_on(self) -> Sequence[Piece]:

@@ -1,6 +1,7 @@
 """Tools and thoughts through the API. The model repeats its prompt, so the prompt is what it says."""
 
 import dataclasses
+import itertools
 import json
 
 import openai
@@ -162,6 +163,38 @@ async def test_a_named_call_is_made_and_ends_with_stop(http, stream):
     assert (message["content"], reason) == (None, "stop")
 
 
+NAMED = {"type": "function", "function": {"name": "look"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+async def test_a_forced_call_may_be_cut_by_any_limit(http, choice):
+    asked = {"says": "x", "tool_choice": choice, "stop": None, "parallel_tool_calls": False}
+    (true,) = without_ids((await whole(http, **asked))[0])["tool_calls"]
+    for limit in itertools.count(1, 4):  # where it is cut makes no difference to readers, as test_speech shows
+        message, reason = await whole(http, **asked, max_tokens=limit)
+        joined, joined_reason = await streamed(http, **asked, max_tokens=limit)
+        assert (without_ids(joined), joined_reason) == (without_ids(message), reason)
+        assert not message["content"]
+        calls = message.get("tool_calls", [])
+        assert all(true["function"]["arguments"].startswith(call["function"]["arguments"]) for call in calls)
+        assert all(call["function"]["name"] == true["function"]["name"] for call in calls)
+        if reason != "length":
+            break
+    assert (calls, limit > 15) == ([true], True)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, "auto"], ids=["required", "named", "auto"])
+@pytest.mark.parametrize(("stop", "arguments"), [('"city"', "{"), ('o"', None), ("}", None)])
+async def test_a_stop_string_within_a_call_is_the_reason(http, choice, stop, arguments):
+    says = CALLS.partition("\n")[2] if choice == "auto" else "x"
+    message, reason = await whole(http, says=says, tool_choice=choice, stop=stop, parallel_tool_calls=False)
+    assert (message["content"], reason) == (None, "stop")
+    (call,) = message["tool_calls"]
+    assert arguments is None or call["function"]["arguments"].strip() == arguments
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call["function"]["arguments"])
+
+
 async def test_without_parallel_calls_there_is_one(http):
     message, _ = await whole(http, says=CALLS, parallel_tool_calls=False)
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["look"]
@@ -223,11 +256,11 @@ async def test_the_official_client_reads_calls(shared_gateway):
         ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice", "'h'"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice", "no tools"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "need each other"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages", "content is missing"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages", "content is missing"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [
             {"id": "1", "function": {"name": "f", "arguments": "{}"}}]}]}, "messages", "only an assistant"),
         ({"messages": [{"role": "assistant", "tool_calls": [
-            {"id": "1", "function": {"name": "f", "arguments": "{"}}]}]}, "messages", "not valid JSON"),
+            {"id": "1", "function": {"name": "f", "arguments": 3}}]}]}, "messages", "arguments"),
     ],
 )  # fmt: skip
 def test_refusals(fields, param, words):

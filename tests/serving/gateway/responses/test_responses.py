@@ -74,6 +74,27 @@ async def test_a_forced_call_follows_its_schema(http):
     assert (item["type"], item["name"]) == ("function_call", "look")
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "look"}], ids=["required", "named"])
+async def test_a_call_that_a_limit_cuts_is_incomplete_and_the_conversation_goes_on(http, choice):
+    schema = {"type": "object", "properties": {"at": {"const": "x"}}, "required": ["at"], "additionalProperties": False}
+    tool = {**TOOL, "parameters": schema}
+    asked = body("x", tools=[tool], tool_choice=choice, parallel_tool_calls=False)
+    for limit in range(1, 300, 6):
+        response = (await http.post(RESPONSES, json={**asked, "max_output_tokens": limit})).json()
+        *_, last = events_of(await http.post(RESPONSES, json={**asked, "max_output_tokens": limit, "stream": True}))
+        assert plain(last["response"]) == plain(response)
+        if response["status"] != "incomplete":
+            break
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+        for item in response["output"]:
+            assert (item["type"], item["name"]) == ("function_call", "look")
+            assert (item["status"] == "completed") == item["arguments"].endswith("}"), "whole, though its list is not"
+        again = {**body("y", max_output_tokens=1), "previous_response_id": response["id"]}
+        assert (await http.post(RESPONSES, json=again)).status_code == 200
+    (item,) = response["output"]
+    assert limit > 12 and item["status"] == "completed" and json.loads(item["arguments"]).keys() == {"at"}
+
+
 async def test_a_conversation_goes_on_from_a_stored_response(http):
     first = (await http.post(RESPONSES, json=body("ab", instructions="I"))).json()
     again = body("c", previous_response_id=first["id"], max_output_tokens=5)

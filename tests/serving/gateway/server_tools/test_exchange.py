@@ -270,6 +270,15 @@ async def test_a_forced_call_is_forced_once(http, tools):
         assert (message["content"], reason) == ("noon", "stop")
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "clock"}}])
+@pytest.mark.parametrize("cut", [{"stop": ["}"]}, {"max_tokens": 12}], ids=["stop", "length"])
+async def test_a_call_that_is_cut_is_not_run(http, tools, choice, cut):
+    """A stop string ends one that was forced by name for the same reason as its own end."""
+    says = call("weather", city={"a": "Oslo and more than that"})
+    message, reason, _ = await whole(http, says, tool_choice=choice, parallel_tool_calls=False, **cut)
+    assert (message["content"], reason, tools.asked) == ("", "length" if "max_tokens" in cut else "stop", [])
+
+
 async def test_the_limit_of_tokens_is_that_of_the_whole_answer(http, tools):
     tools.answers["clock"] = "noon and a bit"
     says = call("clock")

@@ -1,5 +1,6 @@
 """What answers say, and the law: however the text is cut on its way, it says the same."""
 
+import dataclasses
 import json
 
 import pytest
@@ -84,8 +85,12 @@ def test_calls_are_told_apart_from_content(dialect, text, content, calls):
         "[TOOL_CALLS][3]",
         "<start_function_call>call:f{a:<end_function_call>",
         "<start_function_call>call:stranger{}<end_function_call>",
-        "<tool_cal",
-        '<tool_call>{"name": "f',
+        "a < b <",
+        "<to",
+        '<tool_call>{"name": "stranger',
+        "<start_function_call>call:stranger{a:1",
+        "[TOOL_CALLS]stranger",
+        '{"name": "stranger", "a',
         "",
     ],
 )
@@ -100,14 +105,83 @@ def test_a_call_that_breaks_off_is_told_as_far_as_it_came():
     assert (content, calls, reason) == ("", [("f", '{"a": [1')], "length")
 
 
+ARGUMENTS = {"a": [1, {"b": '}]\\"é'}], "c": None}
+WRITTEN = json.dumps(ARGUMENTS, ensure_ascii=False)
+CALL = f'{{"name": "look", "arguments": {WRITTEN}}}'
+OTHER = '{"name": "lookup", "arguments": {}}'
+AS_GEMMA = '{a:[1,{b:<escape>}]\\"é<escape>}],c:null}'
+WHOLE = {
+    "required": (SpeechPlan(must_call=True), f"[{CALL}, {OTHER}]"),
+    "named": (SpeechPlan(forced_name="look"), WRITTEN),
+    "hermes": (SpeechPlan(HERMES), f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{OTHER}\n</tool_call>"),
+    "hermes, two in one": (SpeechPlan(HERMES), f"<tool_call>{CALL}\n{OTHER}</tool_call>"),
+    "llama3": (SpeechPlan(LLAMA3), f"{CALL.replace('arguments', 'parameters')}; {OTHER}"),
+    "llama3 with a tag and a type": (SpeechPlan(LLAMA3), '<|python_tag|>{"type": "function", ' + CALL[1:]),
+    "mistral": (SpeechPlan(MISTRAL), f"[TOOL_CALLS][{CALL}, {OTHER}]"),
+    "mistral, named": (SpeechPlan(MISTRAL), f"[TOOL_CALLS]look[CALL_ID]abcdefghi[ARGS]{WRITTEN}[TOOL_CALLS]lookup{{}}"),
+    "gemma": (SpeechPlan(GEMMA), f"<start_function_call>call:look{AS_GEMMA}<end_function_call>"
+              "<start_function_call>call:lookup{}<end_function_call>"),
+    "gemma, new marks": (SpeechPlan(GEMMA), f"<|tool_call>call:look{AS_GEMMA}<tool_call|>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_answer_of_calls_may_be_cut_anywhere(name, reason):
+    """By a limit or a stop string: no mark or bracket is content, nothing is made up, and a call that is not whole is
+    no reason. `reason` is that of the engine, which knows nothing of calls."""
+    plan, text = WHOLE[name]
+    plan = dataclasses.replace(plan, names=frozenset({"look", "lookup"}))
+    _, _, whole, last_reason = hear(plan, [text])
+    assert [json.loads(arguments) for _, arguments in whole] == [ARGUMENTS, {}][: len(whole)]
+    assert last_reason == ("stop" if plan.forced_name else "tool_calls")
+    for end in range(len(text)):
+        content, _, calls, told_reason = hear(plan, list(text[:end]), reason=reason)
+        assert content in unmistakable(text[:end]), text[:end]
+        for (called, arguments), (true_name, true_arguments) in zip(calls, whole, strict=False):
+            assert called == true_name and true_arguments.startswith(arguments), text[:end]
+        all_whole = bool(calls) and calls == whole[: len(calls)]
+        assert told_reason in ((reason, "tool_calls") if all_whole and reason is FinishReason.STOP else (reason,))
+
+
+def unmistakable(text):
+    """Of a mark's first three letters nobody can say what they will be."""
+    return ("", text) if len(text) < 4 and text[:1] in "<[" and text[:2] != "[{" else ("",)
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "gemma", "required"])
+def test_a_stop_string_between_whole_calls_leaves_them_as_the_reason(name):
+    plan, text = WHOLE[name]
+    plan = dataclasses.replace(plan, names=frozenset({"look", "lookup"}))
+    second = {"hermes": "\n<tool_call>\n{", "mistral": ", {", "gemma": "<start_function_call>", "required": ", {"}[name]
+    content, _, calls, reason = hear(plan, [text[: text.rindex(second)]])
+    assert (content, [called for called, _ in calls], reason) == ("", ["look"], "tool_calls")
+
+
+def test_a_thought_that_is_cut_calls_nothing():
+    for plan in (SpeechPlan(names=NAMES, forced_name="f", thinks=True), SpeechPlan(HERMES, NAMES, thinks=True)):
+        assert hear(plan, ["hm"], in_thought=True, reason=FinishReason.LENGTH) == ("", "hm", [], "length")
+
+
+def test_without_arguments_a_whole_call_has_none_and_a_cut_one_has_not_said():
+    assert says(HERMES, '<tool_call>{"name": "g"}') == ("", [("g", "{}")], "tool_calls")
+    assert says(HERMES, '<tool_call>{"name": "g"') == ("", [("g", "")], "stop")
+    assert says(HERMES, '<tool_call>{"name": "g", "arguments": nul') == ("", [("g", "")], "stop")
+    assert says(HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"') == ("", ONE, "tool_calls")
+
+
 def test_without_parallel_calls_the_first_one_counts():
     assert says(MISTRAL, '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g{}', max_calls=1) == ("", ONE, "tool_calls")
+    for end in ("", "g", 'g{"a": '):
+        assert says(MISTRAL, '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]' + end, max_calls=1) == ("", ONE, "tool_calls"), (
+            "of what is not told nothing can be cut"
+        )
 
 
 def test_a_required_call_is_a_list_and_a_named_one_its_arguments():
     forced = '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'
     assert says(HERMES, forced, must_call=True) == ("", TWO, "tool_calls")
-    assert says(HERMES, "[", must_call=True) == ("[", [], "stop"), "never tool_calls without a call"
+    assert says(HERMES, "[", must_call=True) == ("", [], "stop"), "never tool_calls without a call, nor its bracket"
     assert says(HERMES, '{"a": 1}', forced_name="f") == ("", ONE, "stop"), "as OpenAI's table has it"
 
 

@@ -1,0 +1,29 @@
+"""Strict: the base of what clients send. A wrong type or an unknown field is refused by name, never dropped in silence.
+
+Fields that are not known here and say nothing (null, false, `{}` or `[]`) are what clients write who fill in all that
+they know of: they change nothing, and pass.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_says_nothing(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or fields.keys() <= cls.model_fields.keys():
+            return fields
+        known = cls._names()
+        return {name: value for name, value in fields.items() if name in known or not says_nothing(value)}
+
+    @classmethod
+    def _names(cls) -> set[str]:
+        return {field.alias or name for name, field in cls.model_fields.items()}
+
+
+def says_nothing(value: Any) -> bool:
+    return value is None or value is False or value == {} or value == []
