@@ -37,27 +37,49 @@ class ChatTemplate:
         """Raises InvalidRequest with the template's own words when it refuses the messages."""
         if not mentions_tools(self._source):
             messages, tools = describe_tools(messages, tools), ()
+        values = {
+            **self._tokens,
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._compiled().render(
-                {
-                    **self._tokens,
-                    "messages": messages,
-                    "tools": list(tools) or None,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
+            return self._render(messages, values)
         except RENDER_ERRORS as error:
             reason = str(error).rstrip(".") or type(error).__name__
             raise InvalidRequest(
                 f"the model's chat template refuses the messages: {reason}.", param="messages"
             ) from error
 
+    def _render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
+        """Arguments that are no JSON object, as those of a call that was cut, are shown as the text that they are. A
+        template that goes through arguments by name cannot, and is given the text as one argument."""
+        try:
+            return self._compiled().render({**values, "messages": messages})
+        except RENDER_ERRORS:
+            named = [_with_named_text(message) for message in messages]
+            if named == list(messages):
+                raise
+            return self._compiled().render({**values, "messages": named})
+
     def _compiled(self) -> Template:
         """Compiled at the first use, so that a broken template does not keep a model from completing text."""
         if self._template is None:
             self._template = _environment().from_string(self._source)
         return self._template
+
+
+def _with_named_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls") or ()
+    if not any(isinstance(call["function"]["arguments"], str) for call in calls):
+        return message
+    named = [{**call, "function": _named(call["function"])} for call in calls]
+    return {**message, "tool_calls": named}
+
+
+def _named(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = function["arguments"]
+    return {**function, "arguments": {"arguments": arguments}} if isinstance(arguments, str) else function
 
 
 class GenerationBlocks(Extension):
