@@ -6,6 +6,7 @@ the call wherever it stands, also before the first token.
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,15 +27,19 @@ from serving.gateway.transcript import Said
 
 logger = logging.getLogger(__name__)
 
+IGNORED = "x-podstream-ignored"
+
 
 class AnswerResponse(Response):
     """Owns its exchange, and closes it whatever happens."""
 
-    def __init__(self, exchange: Exchange, answer: AnswerFormat, *, stream: bool) -> None:
+    def __init__(self, exchange: Exchange, answer: AnswerFormat, *, stream: bool, ignored: Sequence[str] = ()) -> None:
+        """`ignored` are fields that were without effect, which a header of the answer says."""
         super().__init__()
         self._exchange = exchange
         self._format = answer
         self._stream = stream
+        self._more_headers = {IGNORED: ", ".join(ignored)} if ignored else {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -64,10 +69,10 @@ class AnswerResponse(Response):
         write = partial(self._format.whole, choices, exchange.usage)
         # What is said of long prompts is megabytes of JSON, which would hold up all other streams.
         body = await asyncio.to_thread(write) if any(choice.prompt for choice in choices) else write()
-        return Response(body, media_type="application/json")
+        return Response(body, media_type="application/json", headers=self._more_headers)
 
     async def _send_stream(self, send: Send, connection: Connection | None) -> None:
-        await send(_stream_start())
+        await send(_stream_start(self._more_headers))
         stream = KeepAlive(send, connection)
         stream.start()
         try:
@@ -108,6 +113,7 @@ async def _send_part(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-def _stream_start() -> dict[str, Any]:
-    headers = [(b"content-type", sse.MEDIA_TYPE.encode()), *((k.encode(), v.encode()) for k, v in sse.HEADERS.items())]
-    return {"type": "http.response.start", "status": 200, "headers": headers}
+def _stream_start(more: Mapping[str, str]) -> dict[str, Any]:
+    headers = {"content-type": sse.MEDIA_TYPE, **sse.HEADERS, **more}
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": 200, "headers": encoded}

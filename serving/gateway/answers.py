@@ -43,7 +43,8 @@ def answers_router(services: Services, max_body_bytes: int) -> APIRouter:
 def _respond(exchange: Exchange, answer: AnswerFormat, body: ChatBody | CompletionBody) -> AnswerResponse:
     if body.continuous_usage:
         answer = ContinuousUsage(answer, lambda: exchange.prompt_tokens)
-    return AnswerResponse(exchange, answer, stream=bool(body.stream))
+    ignored = body.ignored if isinstance(body, ChatBody) else ()
+    return AnswerResponse(exchange, answer, stream=bool(body.stream), ignored=ignored)
 
 
 def _head(prefix: str, body: ChatBody | CompletionBody) -> AnswerHead:

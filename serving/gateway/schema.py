@@ -16,8 +16,10 @@ from serving.gateway.labels import Labels
 from serving.gateway.logit_bias import read_logit_bias
 from serving.gateway.message import Message
 from serving.gateway.parse import parse_body
+from serving.gateway.speech.speech import SpeechPlan
 from serving.gateway.strict import Strict
 from serving.gateway.tools import ToolUse
+from serving.replica.status import ReplicaStatus
 from serving.request import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -119,7 +121,7 @@ class _Generate(AnswerFormat, Labels, arbitrary_types_allowed=True):
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options is not None and any(self.stream_options.model_dump().values()) and not self.stream:
             raise InvalidRequest("stream_options may only be given with stream=true.", param="stream_options")
         return self
 
@@ -185,6 +187,8 @@ class ChatBody(ToolUse, _Generate):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """How long a model thinks cannot be steered: a hint that is ignored, and the answer says so."""
     server_tools: list[str] | None = None
     """Of the tools that the server runs, those that the model may call; None for all."""
 
@@ -193,6 +197,20 @@ class ChatBody(ToolUse, _Generate):
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs may only be given with logprobs=true.", param="top_logprobs")
         return self
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields without effect that might have had one elsewhere."""
+        return ("reasoning_effort",) if self.reasoning_effort not in (None, "none") else ()
+
+    def speech_plan(self, status: ReplicaStatus) -> SpeechPlan:
+        if self.reasoning_effort == "none" and status.ready and status.thinks:
+            raise InvalidRequest(
+                f"{status.model!r} may think before it answers, which cannot be switched off here; "
+                "leave reasoning_effort out.",
+                param="reasoning_effort",
+            )
+        return super().speech_plan(status)
 
     def _num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -4,7 +4,7 @@ Fields that are not known here and say nothing (null, false, `{}` or `[]`) are w
 they know of: they change nothing, and pass.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -23,6 +23,27 @@ class Strict(BaseModel):
     @classmethod
     def _names(cls) -> set[str]:
         return {field.alias or name for name, field in cls.model_fields.items()}
+
+
+class Body(Strict):
+    """A whole body: here the same goes for its own fields, wherever they may be left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        empty = {name for name, value in fields.items() if name in cls.model_fields and says_nothing(value)}
+        dropped = {name for name in empty if not cls._means_something(name, fields[name])}
+        return {name: value for name, value in fields.items() if name not in dropped} if dropped else fields
+
+    @classmethod
+    def _means_something(cls, name: str, value: Any) -> bool:
+        field = cls.model_fields[name]
+        if field.is_required() or name.startswith("guided_"):  # whose `{}` is a schema
+            return True
+        kinds = [field.annotation, *get_args(field.annotation)]
+        return value is False and any(kind is bool or False in get_args(kind) for kind in kinds)
 
 
 def says_nothing(value: Any) -> bool:

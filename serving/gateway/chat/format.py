@@ -58,8 +58,9 @@ def end_event(reason: str) -> Event:
     return {"type": "end", "finish_reason": reason}
 
 
-def usage_event(usage: Usage) -> Event:
-    return {"type": "usage", **usage_json(usage)}
+def usage_event(usage: Usage, ignored: Sequence[str] = ()) -> Event:
+    """`ignored` are fields that were without effect, where no header can say so."""
+    return {"type": "usage", **usage_json(usage), **({"ignored": list(ignored)} if ignored else {})}
 
 
 def error_event(error: ServiceError) -> Event:

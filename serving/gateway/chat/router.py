@@ -21,7 +21,8 @@ def chat_router(services: Services, max_body_bytes: int) -> APIRouter:
     @router.post("/v1/chat", openapi_extra=reads(ShortBody))
     async def chat(request: Request) -> Response:
         chat = read_short(services, await read_json_object(request, max_body_bytes))
-        return AnswerResponse(chat.exchange(request_id_of(request)), ShortFormat(), stream=bool(chat.body.stream))
+        exchange, body = chat.exchange(request_id_of(request)), chat.body
+        return AnswerResponse(exchange, ShortFormat(), stream=bool(body.stream), ignored=body.ignored)
 
     @router.websocket("/v1/chat/ws")
     async def chat_socket(socket: WebSocket) -> None:

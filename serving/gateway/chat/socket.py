@@ -89,13 +89,14 @@ class ChatSocket:
             await self._tell(error_event(EngineFailed("the gateway failed on this turn; its log says why.")))
 
     async def _answer(self, fields: dict[str, Any]) -> None:
-        exchange = read_short(self._services, fields).exchange(self._request_id)
+        chat = read_short(self._services, fields)
+        exchange = chat.exchange(self._request_id)
         try:
             await exchange.open()
             async for said in each_said(exchange):
                 for event in said_events(said):
                     await self._tell(event)
-            await self._tell(usage_event(exchange.usage))
+            await self._tell(usage_event(exchange.usage, chat.body.ignored))
         finally:
             exchange.close()
 

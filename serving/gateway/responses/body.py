@@ -11,7 +11,12 @@ from serving.gateway.labels import Labels
 from serving.gateway.responses.items import InputItem, to_messages
 from serving.gateway.strict import Strict
 
-CHAT_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
+CHAT_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
 
 
 class FunctionTool(Strict):
@@ -50,11 +55,11 @@ class TextOptions(Strict):
 
 
 class ReasoningOptions(Strict):
-    """Only what changes nothing: how long a model thinks cannot be steered here."""
+    """How long a model thinks cannot be steered here, and what it thinks is told whole."""
 
-    effort: None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto"] | None = None
-    generate_summary: None = None
+    generate_summary: Literal["auto"] | None = None
 
 
 class StreamOptions(Strict):
@@ -79,7 +84,8 @@ class ResponseBody(Labels):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     truncation: Literal["disabled"] | None = None
-    include: Annotated[list[str], Field(max_length=0)] | None = None
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=8)] | None = None
+    """Thoughts are told in plain words, so that nothing is lost without their encrypted form."""
     background: Literal[False] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     server_tools: list[str] | None = None
@@ -87,6 +93,12 @@ class ResponseBody(Labels):
     """Load generators want answers of a length that they choose."""
     priority: Literal["interactive", "batch"] | None = None
     deadline_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields without effect that might have had one elsewhere."""
+        effort = self.reasoning and self.reasoning.effort not in (None, "none")
+        return (*(("reasoning.effort",) if effort else ()), *(("include",) if self.include else ()))
 
     def new_messages(self) -> list[dict[str, Any]]:
         return to_messages(self.input)
@@ -107,6 +119,7 @@ class ResponseBody(Labels):
             else named,
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self.text.format.to_chat() if self.text and self.text.format else None,
+            "reasoning_effort": self.reasoning and self.reasoning.effort,
             "server_tools": self.server_tools,
             "ignore_eos": self.ignore_eos,
             "priority": self.priority,

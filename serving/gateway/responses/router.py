@@ -12,10 +12,11 @@ from serving.gateway.body import read_json_object
 from serving.gateway.call import Services
 from serving.gateway.choice import Choice
 from serving.gateway.errors import NoSuchPath
+from serving.gateway.exchange import Exchange
 from serving.gateway.openapi import reads
 from serving.gateway.parse import parse_body
 from serving.gateway.request_id import request_id_of
-from serving.gateway.responses.body import ResponseBody
+from serving.gateway.responses.body import CHAT_NAMES, ResponseBody
 from serving.gateway.responses.format import ResponsesFormat
 from serving.gateway.responses.items import answer_message
 from serving.gateway.responses.store import ResponseStore, Stored
@@ -32,13 +33,13 @@ def responses_router(services: Services, max_body_bytes: int, store: ResponseSto
     async def create(request: Request) -> Response:
         body = parse_body(ResponseBody, await read_json_object(request, max_body_bytes))
         conversation = [*_before(store, body.previous_response_id), *body.new_messages()]
-        exchange = body.to_chat(conversation, services).exchange(request_id_of(request))
+        exchange = _exchange(body, conversation, services, request_id_of(request))
 
         def keep(response_id: str, response: bytes, choice: Choice) -> None:
             if body.store is not False:
                 store.put(response_id, response, [*conversation, answer_message(choice)])
 
-        return AnswerResponse(exchange, ResponsesFormat(body, keep), stream=bool(body.stream))
+        return AnswerResponse(exchange, ResponsesFormat(body, keep), stream=bool(body.stream), ignored=body.ignored)
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve(response_id: str) -> Response:
@@ -51,6 +52,16 @@ def responses_router(services: Services, max_body_bytes: int, store: ResponseSto
         return {"id": response_id, "object": "response", "deleted": True}
 
     return router
+
+
+def _exchange(body: ResponseBody, conversation: list[dict[str, Any]], services: Services, request_id: str) -> Exchange:
+    """Raises InvalidRequest, in the words of this protocol."""
+    chat = body.to_chat(conversation, services)
+    try:
+        return chat.exchange(request_id)
+    except InvalidRequest as error:
+        error.param = CHAT_NAMES.get(error.param or "", error.param)
+        raise
 
 
 def _before(store: ResponseStore, response_id: str | None) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def test_others():
         ({"response_format": {"type": "yaml"}}, "response_format", "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "need each other"),
         ({"response_format": {**FORMAT, "type": "json_object"}}, "response_format", "need each other"),
-        ({"response_format": {**FORMAT, "schema": {}}}, "response_format", "not known"),
+        ({"response_format": {**FORMAT, "schema": SCHEMA}}, "response_format", "not known"),
         ({"guided_choice": []}, "guided_choice", "at least 1"),
         ({"guided_choice": [1]}, "guided_choice", "guided_choice[0]"),
         ({"guided_json": 3}, "guided_json", "guided_json"),

@@ -66,7 +66,7 @@ async def test_a_body_that_is_no_json_object(http, body):
         ({"stop": ""}, "stop", "characters"),
         ({"seed": 2**64}, "seed", "seed"),
         ({"stop_token_ids": [-1]}, "stop_token_ids", "stop_token_ids[0]"),
-        ({"stream_options": {}}, "stream_options", "stream=true"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
         ({"temprature": 0}, "temprature", "'temprature' is not known"),
         ({"model": None}, "model", "model"),
     ],
