@@ -10,7 +10,7 @@ import orjson
 
 from serving.call_schema import Function, call_schema
 from serving.dialect import ToolDialect
-from serving.engine.json_schema import check_schema
+from serving.engine.json_schema import enforced_schema
 from serving.errors import InvalidRequest
 
 PARAM = "tools"
@@ -94,6 +94,4 @@ def _one_call(functions: Sequence[Function], key: str = "arguments") -> dict[str
 
 
 def _enforced(schema: dict[str, Any]) -> str:
-    text = orjson.dumps(schema).decode()
-    check_schema(text, PARAM)
-    return text
+    return enforced_schema(orjson.dumps(schema).decode(), PARAM)

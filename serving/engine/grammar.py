@@ -19,7 +19,7 @@ from serving.call_schema import Function
 from serving.dialect import THOUGHT, ToolDialect
 from serving.engine import api
 from serving.engine.call_grammar import Rules, call_rules
-from serving.engine.json_schema import check_schema
+from serving.engine.json_schema import enforced_schema
 from serving.errors import InvalidRequest
 from serving.request import Grammar, GrammarKind
 
@@ -153,8 +153,7 @@ def _definition(grammar: Grammar) -> str:
         case GrammarKind.JSON_OBJECT:
             return _json(ANY_OBJECT)
         case GrammarKind.JSON_SCHEMA:
-            check_schema(grammar.source, grammar.field)
-            return _json(grammar.source)
+            return _json(enforced_schema(grammar.source, grammar.field))
         case GrammarKind.REGEX:
             return llguidance.LLMatcher.grammar_from_regex(grammar.source)
         case GrammarKind.LARK:

@@ -4,11 +4,11 @@ llguidance enforces what is listed and refuses the standard's other keywords its
 heard of, such as a misspelt `minLenght`.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
+from serving.engine.schema_forms import in_enforced_words
 from serving.errors import InvalidRequest
 
 PARAM = "response_format"
@@ -37,28 +37,57 @@ ANNOTATIONS = frozenset(
 KNOWN = SCHEMA | SCHEMA_LISTS | SCHEMA_MAPS | VALUES | ANNOTATIONS
 
 
-def check_schema(text: str, param: str = PARAM) -> None:
-    """Raises InvalidRequest for what is no JSON object, nested too deeply, or uses a keyword that is not enforced.
-    `param` is the field of the request that it names."""
+def enforced_schema(text: str, param: str = PARAM) -> str:
+    """The same schema in keywords that are enforced, those that restrict nothing left out.
+
+    Raises InvalidRequest for what is no JSON object, nested too deeply, or uses a keyword that is not enforced. `param`
+    is the field of the request that it names.
+    """
     try:
-        _check(text)
+        return _Writer(_parse(text)).text or text
     except InvalidRequest as error:
         error.param = param
         raise
 
 
-def _check(text: str) -> None:
-    todo: list[tuple[Any, str, int]] = [(_parse(text), "", 0)]
-    while todo:
-        schema, path, depth = todo.pop()
+class _Writer:
+    """Of one schema. `text` is None if it is as it was, to the last digit of its numbers."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._whole = schema
+        said = self._say(schema, "", 0)
+        self.text = None if said == schema else orjson.dumps(said).decode()
+
+    def _say(self, schema: Any, path: str, depth: int) -> Any:
         if isinstance(schema, bool):
-            continue
+            return schema
         if not isinstance(schema, dict):
             raise _refuse(f"the schema at {path or 'the top'} must be an object, got {type(schema).__name__}.")
         if depth > MAX_DEPTH:
             raise _refuse(f"the schema is nested more than {MAX_DEPTH} deep; take parts of it out into $defs.")
+        schema = in_enforced_words(schema, self._resolve)
         _check_keywords(schema, path)
-        todo.extend((inner, where, depth + 1) for inner, where in _inside(schema, path))
+        return schema | self._inside(schema, path, depth + 1)
+
+    def _inside(self, schema: dict[str, Any], path: str, depth: int) -> dict[str, Any]:
+        """The schemas one level down, by the keyword that they belong to."""
+        said: dict[str, Any] = {}
+        for keyword in schema.keys() & SCHEMA:
+            said[keyword] = self._say(schema[keyword], f"{path}/{keyword}", depth)
+        for keyword in schema.keys() & SCHEMA_LISTS:
+            items = enumerate(_of(list, schema[keyword], keyword))
+            said[keyword] = [self._say(inner, f"{path}/{keyword}/{i}", depth) for i, inner in items]
+        for keyword in schema.keys() & SCHEMA_MAPS:
+            named = _of(dict, schema[keyword], keyword).items()
+            said[keyword] = {name: self._say(inner, f"{path}/{keyword}/{name}", depth) for name, inner in named}
+        return said
+
+    def _resolve(self, ref: str) -> Any:
+        """None for what is not within this schema."""
+        place: Any = self._whole if ref.startswith("#") else None
+        for name in ref.removeprefix("#").split("/")[1:]:
+            place = place.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(place, dict) else None
+        return place
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -72,7 +101,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _check_keywords(schema: dict[str, Any], path: str) -> None:
-    for keyword in schema.keys() - KNOWN:
+    for keyword in sorted(schema.keys() - KNOWN):
         raise _refuse(f"the schema's keyword {keyword!r} at {path or 'the top'} is not enforced here; leave it out.")
     kinds = schema.get("type", "string")
     if "format" in schema and "string" not in ([kinds] if isinstance(kinds, str) else kinds):
@@ -82,16 +111,6 @@ def _check_keywords(schema: dict[str, Any], path: str) -> None:
         raise _refuse(
             f"the object at {path or 'the top'} may have {MAX_PROPERTIES} properties, got {num_properties:,}."
         )
-
-
-def _inside(schema: dict[str, Any], path: str) -> Iterator[tuple[Any, str]]:
-    """The schemas one level down, with where they stand."""
-    for keyword in schema.keys() & SCHEMA:
-        yield schema[keyword], f"{path}/{keyword}"
-    for keyword in schema.keys() & SCHEMA_LISTS:
-        yield from ((inner, f"{path}/{keyword}/{i}") for i, inner in enumerate(_of(list, schema[keyword], keyword)))
-    for keyword in schema.keys() & SCHEMA_MAPS:
-        yield from ((inner, f"{path}/{keyword}/{name}") for name, inner in _of(dict, schema[keyword], keyword).items())
 
 
 def _of(kind: type, value: Any, keyword: str) -> Any:

@@ -133,8 +133,8 @@ def test_masks_of_a_step_are_written_by_row_and_leave_the_others_alone():
 REFUSED = {
     "not": {"not": {"type": "string"}},
     "uniqueItems": {"type": "array", "uniqueItems": True},
-    "if": {"if": {"type": "string"}},
-    "propertyNames": {"type": "object", "propertyNames": {"pattern": "a"}},
+    "if": {"if": {"type": "string"}, "then": {"maxLength": 3}},
+    "propertyNames": {"type": "object", "propertyNames": {"anyOf": [{"const": "a"}]}},
     "contains": {"type": "array", "contains": {}},
     "dependentRequired": {"dependentRequired": {"a": ["b"]}},
     "unevaluatedProperties": {"unevaluatedProperties": False},
@@ -142,7 +142,7 @@ REFUSED = {
     "minLenght": {"type": "object", "properties": {"a": {"type": "string", "minLenght": 3}}},
     "contentEncoding": {"type": "string", "contentEncoding": "base64"},
     "x-guidance": {"x-guidance": {"lenient": True}, "type": "object"},
-    "format": {"type": "integer", "format": "int32"},
+    "format": {"type": "integer", "format": "made-up"},
     "made-up": {"type": "string", "format": "made-up"},
     "properties": {"type": "object", "properties": []},
     "oneOf": {"oneOf": [{"type": "integer"}, {"type": "number"}]},
@@ -155,6 +155,113 @@ def test_a_keyword_that_is_not_enforced_is_refused_by_name(name, schema):
         compiler().compile(schema_grammar({"$defs": {"inner": schema}, **schema}))
     assert refused.value.param == "response_format"
     assert len(str(refused.value).splitlines()) == 1
+
+
+IDLE = {
+    "null": {"description": None, "pattern": None, "minItems": None, "enum": None, "title": None},
+    "labels": {"title": "x", "default": None, "examples": [1], "$schema": "https://json-schema.org/draft/2020-12/schema"},
+    "any names": {"propertyNames": {"type": "string", "description": "a name"}},
+    "all names": {"propertyNames": True},
+    "uniqueItems": {"uniqueItems": False},
+    "not": {"not": False},
+    "if without then": {"if": {"type": "string"}},
+    "then without if": {"then": False, "else": False},
+    "contains": {"contains": {"type": "string"}, "minContains": 0},
+    "minContains alone": {"minContains": 3, "maxContains": 4},
+    "unevaluated": {"unevaluatedProperties": True, "unevaluatedItems": {}, "additionalItems": True},
+    "dependencies": {"dependentRequired": {}, "dependentSchemas": {}, "dependencies": {}},
+    "OpenAPI": {"nullable": False, "x-order": 3, "exclusiveMinimum": False},
+    "lengths of nothing": {"minLength": 0, "minItems": 0, "minProperties": 0, "required": []},
+    "additionalProperties": {"additionalProperties": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("idle", IDLE.values(), ids=IDLE)
+@pytest.mark.parametrize("kind", ["string", "object", "array", "integer", "boolean"])
+def test_what_restricts_nothing_passes_and_changes_nothing(idle, kind):
+    """At any depth, and the answer may be what it might be without."""
+    plain = {"type": "object", "properties": {"a": {"type": kind}}, "required": ["a"], "additionalProperties": False}
+    schema = {**plain, "properties": {"a": {**idle, "type": kind}}}
+    matchers = [compiler().compile(schema_grammar(one)) for one in (plain, schema)]
+    value = {"string": "x", "object": {"b": 1}, "array": [1, 1], "integer": 3, "boolean": True}[kind]
+    for token_id in tokenizer().encode(json.dumps({"a": value})).ids:
+        assert allowed(matchers[0]) == allowed(matchers[1])
+        assert all(matcher.accept(token_id) for matcher in matchers)
+    assert all(matcher.is_stopped for matcher in matchers)
+
+
+def takes(schema, value):
+    matcher = compiler().compile(schema_grammar(schema))
+    ids = tokenizer().encode(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).ids
+    return all(matcher.accept(token_id) for token_id in ids) and (matcher.is_stopped or EOS_ID in allowed(matcher))
+
+
+NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
+COLORS = {"$ref": "#/$defs/Color"}
+IN_OTHER_WORDS = [
+    ({"type": "object", "propertyNames": {"pattern": "^[a-c]+$"}}, [{}, {"ab": 1, "c": []}],
+     [{"x": 1}, {"ab": 1, "": 2}]),
+    ({"type": "object", "propertyNames": {"pattern": "b"}, "additionalProperties": NUMBER}, [{"abc": 1}],
+     [{"abc": "x"}, {"ac": 1}]),
+    ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": NUMBER},
+     [{"a": 1}, {"b": 2}, {}], [{"c": 1}, {"a": "x"}]),
+    ({"type": "object", "propertyNames": {"const": "a"}}, [{"a": [1]}], [{"b": 1}]),
+    ({"type": "object", "propertyNames": {"type": "string", "minLength": 2, "maxLength": 3}}, [{"ab": 1}, {"é\n€": 1}],
+     [{"a": 1}, {"abcd": 1}]),
+    ({"type": "object", "properties": {"ab": NUMBER, "x": TEXT}, "propertyNames": {"pattern": "^a"}},
+     [{"ab": 1}, {"ac": "y"}, {"ab": 1, "ac": 2}], [{"x": "y"}, {"ab": "y"}]),
+    ({"type": "object", "properties": {"ab": NUMBER, "x": TEXT}, "propertyNames": {"pattern": "^a"},
+      "additionalProperties": False}, [{"ab": 1}, {}], [{"x": "y"}, {"ac": 1}]),
+    ({"type": "object", "required": ["ab"], "propertyNames": {"pattern": "^a"}}, [{"ab": 1}], [{"ac": 1}, {}]),
+    ({"type": "array", "uniqueItems": True, "items": {"enum": ["a", 1, None]}, "minItems": 1},
+     [["a"], [None, 1, "a"], [1, "a", None]], [[], ["a", "a"], [1, "a", 1]]),
+    ({"type": "array", "uniqueItems": True, "items": COLORS, "maxItems": 2, "$defs": {"Color": {"enum": [*"rgb"]}}},
+     [[], ["g", "r"]], [["g", "g"], ["r", "g", "b"]]),
+    ({"type": "array", "uniqueItems": True, "items": {"type": "boolean"}}, [[True, False], [False]], [[True, True]]),
+    ({"type": ["array", "null"], "uniqueItems": True, "items": {"const": "a"}}, [["a"], None, []], [["a", "a"]]),
+    ({"type": "array", "uniqueItems": True, "maxItems": 1}, [[], [{"x": 1}]], [[1, 1]]),
+    ({"type": "integer", "format": "uint8"}, [0, 255], [-1, 256]),
+    ({"type": ["integer", "null"], "format": "int32", "minimum": -5}, [-5, 2**31 - 1, None], [-6, 2**31]),
+    ({"type": "integer", "format": "int64"}, [2**63 - 1024, 1024 - 2**63, 0], [2**63, -(2**63) - 1]),
+    ({"type": "number", "format": "float"}, [1.5, 7], ["x"]),
+    ({"type": "string", "format": "password"}, ["\"x\""], [3]),
+    ({"type": "object", "format": "whatever"}, [{}], [3]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), IN_OTHER_WORDS, ids=lambda value: str(value)[:40])
+def test_what_can_be_said_in_enforced_words_is_enforced(schema, good, bad):
+    assert [value for value in good if not takes(schema, value)] == []
+    assert [value for value in bad if takes(schema, value)] == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(random=st.randoms(use_true_random=False), case=st.sampled_from(IN_OTHER_WORDS[8:12]))
+def test_arrays_that_are_drawn_have_distinct_items(random, case):
+    text = walk(compiler().compile(schema_grammar(case[0])), random)
+    items = json.loads(text or "[]") or []
+    assert len({json.dumps(item) for item in items}) == len(items)
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [
+        ("uniqueItems", {"type": "array", "items": {"enum": [*"abcdef"]}, "uniqueItems": True}),
+        ("uniqueItems", {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": True, "minItems": 2}),
+        ("uniqueItems", {"items": {"enum": ["a"]}, "uniqueItems": True}),
+        ("propertyNames", {"type": "object", "propertyNames": False}),
+        ("propertyNames", {"type": "object", "propertyNames": {"pattern": "("}}),
+        ("propertyNames", {"type": "object", "propertyNames": {"pattern": "a"}, "required": ["b"]}),
+        ("propertyNames", {"propertyNames": {"pattern": "a"}, "patternProperties": {"a": {}}}),
+        ("propertyNames", {"propertyNames": {"pattern": "a"}, "properties": {"a": {}}, "additionalProperties": NUMBER}),
+        ("nullable", {"type": "string", "nullable": True}),
+        ("contains", {"type": "array", "contains": {"const": 1}}),
+        ("minLenght", {"type": "string", "minLenght": 0}),
+    ],
+)
+def test_what_goes_too_far_is_refused_by_name(name, schema):
+    with pytest.raises(InvalidRequest, match=name):
+        compiler().compile(schema_grammar(schema))
 
 
 def test_a_property_may_be_called_like_a_keyword():
