@@ -15,14 +15,14 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_what_says_nothing(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict) or fields.keys() <= cls.model_fields.keys():
+        if not isinstance(fields, dict) or fields.keys() <= cls.__pydantic_fields__.keys():
             return fields
         known = cls._names()
         return {name: value for name, value in fields.items() if name in known or not says_nothing(value)}
 
     @classmethod
     def _names(cls) -> set[str]:
-        return {field.alias or name for name, field in cls.model_fields.items()}
+        return {field.alias or name for name, field in cls.__pydantic_fields__.items()}
 
 
 class Body(Strict):
@@ -33,13 +33,17 @@ class Body(Strict):
     def _drop_empty(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        empty = {name for name, value in fields.items() if name in cls.model_fields and says_nothing(value)}
-        dropped = {name for name in empty if not cls._means_something(name, fields[name])}
-        return {name: value for name, value in fields.items() if name not in dropped} if dropped else fields
+        empty = [name for name, value in fields.items() if not value and says_nothing(value)]
+        if not empty:
+            return fields
+        dropped = {
+            name for name in empty if name in cls.__pydantic_fields__ and not cls._means_something(name, fields[name])
+        }
+        return {name: value for name, value in fields.items() if name not in dropped}
 
     @classmethod
     def _means_something(cls, name: str, value: Any) -> bool:
-        field = cls.model_fields[name]
+        field = cls.__pydantic_fields__[name]
         if field.is_required() or name.startswith("guided_"):  # whose `{}` is a schema
             return True
         kinds = [field.annotation, *get_args(field.annotation)]
