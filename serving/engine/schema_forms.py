@@ -4,11 +4,12 @@ enforced is said by those. What is left is for `json_schema` to refuse.
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
+
+from serving.request import MAX_GRAMMAR_BYTES
 
 Schema = dict[str, Any]
 Resolve = Callable[[str], Any]
@@ -64,9 +65,11 @@ def _say_format(schema: Schema) -> Schema:
     """That of a number is a range, or says how it is stored."""
     form, kinds = schema.get("format"), _kinds(schema)
     without = {name: value for name, value in schema.items() if name != "format"}
+    if not isinstance(form, str):
+        return schema
     if form in NOT_SEEN:
         return without
-    if not isinstance(form, str) or not kinds or "string" in kinds:
+    if not kinds or "string" in kinds:
         return schema
     if form in INTEGERS and "integer" in kinds and "number" not in kinds:
         low, high = INTEGERS[form]
@@ -79,16 +82,15 @@ def _say_property_names(schema: Schema) -> Schema:
     names, extra = schema.get("propertyNames"), schema.get("additionalProperties", True)
     if not isinstance(names, dict) or "patternProperties" in schema:
         return schema
-    rule = {name: value for name, value in names.items() if name not in LABELS}
-    if rule.get("type", "string") != "string":
-        return schema
-    rule.pop("type", None)
+    rule = {name: value for name, value in names.items() if name not in LABELS and (name, value) != ("type", "string")}
     kept = {name: value for name, value in schema.items() if name != "propertyNames"}
     if not rule:
         return kept
-    given = schema.get("properties", {})
-    allows = _allows(rule)
-    if allows is None or not isinstance(given, dict) or not all(map(allows, schema.get("required", []))):
+    given, needed = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(given, dict) or not isinstance(needed, list):
+        return schema
+    allows = _allows(rule, has_names=bool(given or needed))
+    if allows is None or not all(allows(name) for name in needed):
         return schema
     listed = {name: value for name, value in given.items() if allows(name)}
     closed = {**kept, "properties": listed, "additionalProperties": False}
@@ -102,25 +104,24 @@ def _say_property_names(schema: Schema) -> Schema:
     return {**closed, "patternProperties": {_pattern(rule): extra}}
 
 
-def _allows(rule: Schema) -> Callable[[str], bool] | None:
-    """Which names, if the rule is one that is understood."""
+def _allows(rule: Schema, *, has_names: bool) -> Callable[[Any], bool] | None:
+    """Which names, if the rule is one that is understood. A client's pattern is never tried on its names here, as that
+    may take for ever."""
     if rule.keys() in ({"enum"}, {"const"}):
         values = _values(rule)
         return lambda name: name in values
-    if rule.keys() == {"pattern"} or rule.keys() <= LENGTHS:
-        try:
-            found = re.compile(_pattern(rule))
-        except (re.error, TypeError):
-            return None
-        return lambda name: found.search(name) is not None
+    if rule.keys() == {"pattern"} and isinstance(rule["pattern"], str) and not has_names:
+        return lambda name: True
+    if rule.keys() <= LENGTHS and all(type(length) is int and length >= 0 for length in rule.values()):
+        least, most = rule.get("minLength", 0), rule.get("maxLength", math.inf)
+        return lambda name: isinstance(name, str) and least <= len(name) <= most
     return None
 
 
 def _pattern(rule: Schema) -> str:
     if "pattern" in rule:
         return str(rule["pattern"])
-    least, most = rule.get("minLength", 0), rule.get("maxLength", "")
-    return rf"^[\s\S]{{{least},{most}}}$"
+    return rf"^[\s\S]{{{rule.get('minLength', 0)},{rule.get('maxLength', '')}}}$"
 
 
 def _say_unique_items(schema: Schema, resolve: Resolve) -> Schema:
@@ -136,7 +137,10 @@ def _say_unique_items(schema: Schema, resolve: Resolve) -> Schema:
     if not words <= {"type", "items", "minItems", "maxItems", "uniqueItems"}:
         return schema
     sizes = range(_count(schema, "minItems", 0), min(_count(schema, "maxItems", len(values)), len(values)) + 1)
-    if not sizes or sum(math.perm(len(values), size) for size in sizes) > MAX_ARRAYS:
+    if not sizes or len(values) > MAX_ARRAYS:
+        return schema
+    num_arrays = sum(math.perm(len(values), size) for size in sizes)
+    if num_arrays > MAX_ARRAYS or num_arrays * len(orjson.dumps(values)) > MAX_GRAMMAR_BYTES:
         return schema
     arrays: list[Any] = [list(order) for size in sizes for order in itertools.permutations(values, size)]
     return {**labels, "enum": [*arrays, *([None] if "null" in kinds else [])]}
@@ -185,4 +189,5 @@ def _number(schema: Schema, keyword: str, default: int) -> Any:
 
 
 def _count(schema: Schema, keyword: str, default: int) -> int:
-    return int(_number(schema, keyword, default))
+    value = schema.get(keyword, default)
+    return value if type(value) is int and value >= 0 else default

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.engine.grammar import GrammarCompiler, MaskWriter
+from serving.engine.json_schema import enforced_schema
 from serving.engine.masks import ALL_TOKENS, num_words
 from serving.errors import InvalidRequest
 from serving.request import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
@@ -208,11 +209,11 @@ IN_OTHER_WORDS = [
     ({"type": "object", "propertyNames": {"const": "a"}}, [{"a": [1]}], [{"b": 1}]),
     ({"type": "object", "propertyNames": {"type": "string", "minLength": 2, "maxLength": 3}}, [{"ab": 1}, {"é\n€": 1}],
      [{"a": 1}, {"abcd": 1}]),
-    ({"type": "object", "properties": {"ab": NUMBER, "x": TEXT}, "propertyNames": {"pattern": "^a"}},
+    ({"type": "object", "properties": {"ab": NUMBER, "x": TEXT}, "propertyNames": {"minLength": 2}},
      [{"ab": 1}, {"ac": "y"}, {"ab": 1, "ac": 2}], [{"x": "y"}, {"ab": "y"}]),
-    ({"type": "object", "properties": {"ab": NUMBER, "x": TEXT}, "propertyNames": {"pattern": "^a"},
+    ({"type": "object", "properties": {"ab": NUMBER, "x": TEXT}, "propertyNames": {"minLength": 2},
       "additionalProperties": False}, [{"ab": 1}, {}], [{"x": "y"}, {"ac": 1}]),
-    ({"type": "object", "required": ["ab"], "propertyNames": {"pattern": "^a"}}, [{"ab": 1}], [{"ac": 1}, {}]),
+    ({"type": "object", "required": ["ab"], "propertyNames": {"maxLength": 2}}, [{"ab": 1}], [{"ac": 1}, {}]),
     ({"type": "array", "uniqueItems": True, "items": {"enum": ["a", 1, None]}, "minItems": 1},
      [["a"], [None, 1, "a"], [1, "a", None]], [[], ["a", "a"], [1, "a", 1]]),
     ({"type": "array", "uniqueItems": True, "items": COLORS, "maxItems": 2, "$defs": {"Color": {"enum": [*"rgb"]}}},
@@ -250,10 +251,13 @@ def test_arrays_that_are_drawn_have_distinct_items(random, case):
         ("uniqueItems", {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": True, "minItems": 2}),
         ("uniqueItems", {"items": {"enum": ["a"]}, "uniqueItems": True}),
         ("propertyNames", {"type": "object", "propertyNames": False}),
-        ("propertyNames", {"type": "object", "propertyNames": {"pattern": "("}}),
-        ("propertyNames", {"type": "object", "propertyNames": {"pattern": "a"}, "required": ["b"]}),
+        ("regex", {"type": "object", "propertyNames": {"pattern": "("}}),
+        ("propertyNames", {"type": "object", "propertyNames": {"maxLength": 2}, "required": ["abc"]}),
+        ("propertyNames", {"propertyNames": {"pattern": "(a+)+$"}, "properties": {"a" * 99 + "!": {}}}),
+        ("uniqueItems", {"type": "array", "items": {"enum": [*range(9000)]}, "uniqueItems": True, "minItems": 8000}),
+        ("uniqueItems", {"type": "array", "items": {"enum": [c * 3000 for c in "abcde"]}, "uniqueItems": True}),
         ("propertyNames", {"propertyNames": {"pattern": "a"}, "patternProperties": {"a": {}}}),
-        ("propertyNames", {"propertyNames": {"pattern": "a"}, "properties": {"a": {}}, "additionalProperties": NUMBER}),
+        ("propertyNames", {"propertyNames": {"minLength": 1}, "properties": {"a": {}}, "additionalProperties": NUMBER}),
         ("nullable", {"type": "string", "nullable": True}),
         ("contains", {"type": "array", "contains": {"const": 1}}),
         ("minLenght", {"type": "string", "minLenght": 0}),
@@ -262,6 +266,31 @@ def test_arrays_that_are_drawn_have_distinct_items(random, case):
 def test_what_goes_too_far_is_refused_by_name(name, schema):
     with pytest.raises(InvalidRequest, match=name):
         compiler().compile(schema_grammar(schema))
+
+
+KEYWORDS = st.sampled_from(
+    ["type", "enum", "const", "propertyNames", "uniqueItems", "items", "minItems", "maxItems", "format", "minimum",
+     "required", "properties", "additionalProperties", "contains", "minContains", "if", "pattern", "minLength",
+     "maxLength", "$ref", "not", "nullable"]
+)  # fmt: skip
+NONSENSE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 9)
+    | st.sampled_from([0.5, 1e300, 10**25, "array", "object", "#/items"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(KEYWORDS, NONSENSE, max_size=6))
+def test_nonsense_is_a_schema_or_refused(schema):
+    try:
+        again = enforced_schema(json.dumps(schema))
+    except InvalidRequest:
+        return
+    assert enforced_schema(again) == again
 
 
 def test_a_property_may_be_called_like_a_keyword():

@@ -79,7 +79,7 @@ async def test_a_call_that_a_limit_cuts_is_incomplete_and_the_conversation_goes_
     schema = {"type": "object", "properties": {"at": {"const": "x"}}, "required": ["at"], "additionalProperties": False}
     tool = {**TOOL, "parameters": schema}
     asked = body("x", tools=[tool], tool_choice=choice, parallel_tool_calls=False)
-    for limit in range(1, 300, 6):
+    for limit in range(1, 300, 19):
         response = (await http.post(RESPONSES, json={**asked, "max_output_tokens": limit})).json()
         *_, last = events_of(await http.post(RESPONSES, json={**asked, "max_output_tokens": limit, "stream": True}))
         assert plain(last["response"]) == plain(response)
