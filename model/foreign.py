@@ -54,6 +54,8 @@ class ForeignModel:
     """`float32` or `bfloat16`, as `choose_dtype` says."""
     notes: tuple[str, ...] = ()
     """What an operator should know of how it was read, each a sentence without its full stop."""
+    below: str = ""
+    """What of `where` was read, if it holds more: the step of a run, as a path relative to it."""
 
 
 def choose_dtype(num_bytes: Mapping[str, int]) -> tuple[str, tuple[str, ...]]:

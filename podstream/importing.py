@@ -109,6 +109,7 @@ def _import(
     from sharding import checkpoint
     from sharding.foreign import open_foreign
     from sharding.quantize import quantize_leaves
+    from sharding.stored_model import source_of
 
     if "://" not in dst and Path(dst).exists():  # said before anything is fetched; the save checks again
         raise CheckpointError(f"{dst} exists already; remove it or choose another path.")
@@ -124,7 +125,10 @@ def _import(
         for note in model.notes:
             console.print(note, style="yellow", markup=False, soft_wrap=True)
         saved = None if format_ is None else str(format_)
-        card = ModelCard(name or source.name, model.config, model.text, model.generation, source.label, saved)
+        label = source_of(source.label, model)
+        if model.below:
+            console.print(f"reading {label}", highlight=False)
+        card = ModelCard(name or source.name, model.config, model.text, model.generation, label, saved)
         with _bar(bars, f"convert {card.name}") as report:
             leaves = convert_leaves(model, dtype, report)
             checkpoint.save_leaves(dst, quantize_leaves(leaves, model.config, format_), card)

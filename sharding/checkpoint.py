@@ -51,18 +51,17 @@ def save_leaves(path: PathLike, leaves: Iterable[tuple[Names, Any]], card: Model
     root = absolute(path)
     if root.exists():
         raise CheckpointError(f"{root} exists already; remove it or choose another path.")
-    metadata = {CARD_KEY: card.to_json()}
     if "://" in os.fspath(root):
-        _save_at_once(root, leaves, metadata)
+        _save_at_once(root, leaves, card)
     else:
-        _save_one_by_one(root, leaves, metadata)
+        _save_one_by_one(root, leaves, card)
 
 
 def _scratch_prefix(root: epath.Path) -> str:
     return f".{root.name}-unfinished-"
 
 
-def _save_one_by_one(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadata: Params) -> None:
+def _save_one_by_one(root: epath.Path, leaves: Iterable[tuple[Names, Any]], card: ModelCard) -> None:
     """In a folder that no killed process can have begun, then renamed: it appears complete or not at all."""
     with _writing(root):
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -71,23 +70,23 @@ def _save_one_by_one(root: epath.Path, leaves: Iterable[tuple[Names, Any]], meta
         partial = epath.Path(scratch) / "partial"
         for names, leaf in leaves:
             with _writing(root):
-                ocp.partial.save(partial, _nested(names, leaf), custom_metadata=metadata)
+                ocp.partial.save(partial, _nested(names, leaf), custom_metadata={CARD_KEY: card.to_json()})
             put(written, names, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         with _writing(root):
             ocp.partial.finalize(partial)
             _check_fit(partial, ocp.metadata(partial).metadata, written)
-            Manifest.of(partial).write(partial)
+            Manifest.of(partial, card.source).write(partial)
             partial.rename(root)
 
 
-def _save_at_once(root: epath.Path, leaves: Iterable[tuple[Names, Any]], metadata: Params) -> None:
+def _save_at_once(root: epath.Path, leaves: Iterable[tuple[Names, Any]], card: ModelCard) -> None:
     """Object stores cannot rename a folder: the manifest, written last, is what makes the checkpoint complete."""
     params: Params = {}
     for names, leaf in leaves:
         put(params, names, leaf)
     with _writing(root):
-        ocp.save(root, params, custom_metadata=metadata)
-        Manifest.of(root).write(root)
+        ocp.save(root, params, custom_metadata={CARD_KEY: card.to_json()})
+        Manifest.of(root, card.source).write(root)
 
 
 def remove_unfinished(path: PathLike) -> None:

@@ -22,10 +22,12 @@ from model.key_table import NAME, KeyTable
 from model.keys import Key
 from model.layouts import Arranged, arrange
 from model.regions import whole
+from model.strangers import refuse_part, refuse_pointers, why_no_model
 from model.tied_head import with_its_head
 from model.tree import Names, Params, at
 from sharding.manifest import NAME as MANIFEST_NAME
 from sharding.manifest import Manifest
+from sharding.orbax_steps import find_pytree
 from sharding.orbax_tree import OrbaxTree
 
 Progress = Callable[[int, int], None]
@@ -46,15 +48,17 @@ def open_foreign(path: epath.Path, model_files: str | None = None, keys: str | N
     """
     if not path.exists():
         raise CheckpointError(f"there is no checkpoint at {path}.")
+    refuse_pointers(path)
     if not path.is_dir():
+        refuse_part(path)
         return read_gguf(Path(path))
     if (path / MANIFEST_NAME).exists():
         Manifest.read(path).verify(path, (jax.process_index(), jax.process_count()))
     if any((path / name).exists() for name in (WEIGHTS, INDEX)):
         return read_hf_folder(Path(path))
-    root = OrbaxTree.find(path)
+    root = find_pytree(path)
     if root is None:
-        raise CheckpointError(f"{path} holds no weights that are known: no Orbax checkpoint, no safetensors.")
+        raise CheckpointError(why_no_model(path))
     return _open_orbax(path, root, model_files, keys)
 
 
@@ -65,10 +69,13 @@ def _open_orbax(path: epath.Path, root: epath.Path, model_files: str | None, key
         raise CheckpointError(
             f"{path} has no {TOKENIZER} beside it; give the folder of its tokenizer and {CONFIG} with --model-files."
         )
+    refuse_pointers(files)
     table_folder = _holding(NAME, folders)
     table_path = Path(keys) if keys else table_folder and table_folder / NAME
     table = KeyTable.read(table_path) if table_path else KeyTable()
     config_folder = files if (files / CONFIG).is_file() else _holding(CONFIG, folders)
+    if config_folder is not None:
+        refuse_pointers(config_folder)
     config_json = read_json(config_folder / CONFIG) if config_folder else {}
     where = str((config_folder or files) / CONFIG)
     tree = OrbaxTree.open(root)
@@ -90,6 +97,7 @@ def _open_orbax(path: epath.Path, root: epath.Path, model_files: str | None, key
         tensors=arranged.tensors,
         dtype=dtype,
         notes=(*dtype_notes, *text_notes, *notes),
+        below=str(root)[len(str(path)) :].strip("/"),
     )
     check_tensors(model)
     return with_its_head(model)

@@ -29,11 +29,13 @@ class FileSum:
 class Manifest:
     files: dict[str, FileSum]
     """By path relative to the checkpoint, with `/`."""
+    source: str | None = None
+    """Where the weights came from, for people."""
 
     @classmethod
-    def of(cls, root: epath.Path) -> "Manifest":
+    def of(cls, root: epath.Path, source: str | None = None) -> "Manifest":
         """Read every file below `root` once."""
-        return cls({name: _sum(root / name) for name in _names(root) if name != NAME})
+        return cls({name: _sum(root / name) for name in _names(root) if name != NAME}, source)
 
     @classmethod
     def read(cls, root: epath.Path) -> "Manifest":
@@ -42,7 +44,8 @@ class Manifest:
             data = json.loads((root / NAME).read_text())
             if data["format"] != FORMAT:
                 raise CheckpointError(f"{root / NAME} has format {data['format']!r}, this version reads {FORMAT}.")
-            return cls({name: FileSum(size, int(crc, 16)) for name, (size, crc) in data["files"].items()})
+            files = {name: FileSum(size, int(crc, 16)) for name, (size, crc) in data["files"].items()}
+            return cls(files, data.get("source"))
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{root} is incomplete: {NAME}, which is written last, is missing; remove it and import again."
@@ -52,7 +55,8 @@ class Manifest:
 
     def write(self, root: epath.Path) -> None:
         """A half-written manifest is no JSON, so it is refused like a missing one."""
-        (root / NAME).write_text(json.dumps({"format": FORMAT, "files": self._rows()}, indent=1))
+        said = {} if self.source is None else {"source": self.source}
+        (root / NAME).write_text(json.dumps({"format": FORMAT, **said, "files": self._rows()}, indent=1))
 
     def verify(self, root: epath.Path, share: tuple[int, int] = (0, 1)) -> None:
         """Read every listed file, or with `share` (i, n) the i-th of n parts of about equal size, since n hosts need

@@ -39,7 +39,7 @@ class StoredModel:
             return cls(root, checkpoint.read_card(root), checkpoint.saved_dtype(root))
         model = open_foreign(root, model_files, keys)
         name = root.stem if root.suffix == ".gguf" else root.name
-        card = ModelCard(name, model.config, model.text, model.generation, str(root))
+        card = ModelCard(name, model.config, model.text, model.generation, source_of(str(root), model))
         return cls(root, card, model.dtype, model)
 
     def leaves(self, abstract: Params, on_progress: Progress | None = None) -> Iterator[tuple[Names, jax.Array]]:
@@ -50,3 +50,8 @@ class StoredModel:
         if self.foreign is not None:
             return foreign_leaves(self.foreign, abstract, on_progress)
         return checkpoint.load_leaves(self.path, abstract, on_progress=on_progress)
+
+
+def source_of(label: str, model: ForeignModel) -> str:
+    """What a card says of where the weights lie: `label`, and below it the step, if it is a run with several."""
+    return f"{label}/{model.below}" if model.below else label

@@ -71,6 +71,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, Model
         _use_compile_cache(config.compile_cache)
     stored = StoredModel.open(config.checkpoint, config.model_files, config.keys)
     card = stored.card
+    logger.info("%s comes from %s", card.name, card.source)
     stored_draft = None if config.draft is None else StoredModel.open(config.draft.checkpoint)
     for note in (*stored.notes, *(() if stored_draft is None else stored_draft.notes)):
         logger.warning("%s", note)

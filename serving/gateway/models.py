@@ -48,4 +48,5 @@ def _row(status: ReplicaStatus, name: str, root: str, parent: str | None) -> dic
         "root": root,
         "parent": parent,
         "max_model_len": status.max_seq_len,
+        "source": status.source if parent is None else root,
     }

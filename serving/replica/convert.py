@@ -93,6 +93,7 @@ def status_to_pb(status: ReplicaStatus) -> pb.Status:
         thinks=status.thinks,
         adapters=adapters_to_pb(status.adapters),
         max_adapters=status.max_adapters,
+        source=status.source,
     )
 
 
@@ -109,6 +110,7 @@ def status_from_pb(status: pb.Status) -> ReplicaStatus:
         stats=_stats_from_pb(status.counters),
         adapters=adapters_from_pb(status.adapters),
         max_adapters=status.max_adapters,
+        source=status.source,
     )
 
 

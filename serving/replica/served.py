@@ -25,6 +25,8 @@ class ServedModel:
     eos_ids: frozenset[int]
     capacity: int
     """Most requests at once, running and waiting together."""
+    source: str
+    """Where the weights came from."""
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -51,7 +53,8 @@ class ServedModel:
             any(map(thinks, templates)) if config.reasoning is None else config.reasoning,
             config.embeddings is not None,
         )
-        return cls(name, engine, adapters, reader, eos_ids, capacity=config.num_slots + config.max_waiting)
+        capacity = config.num_slots + config.max_waiting
+        return cls(name, engine, adapters, reader, eos_ids, capacity, card.source)
 
     def new_answer(self, prompt: ReadPrompt) -> Answer:
         return Answer(

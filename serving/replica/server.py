@@ -78,6 +78,7 @@ class ReplicaService(ReplicaServicer):
         served.engine.start(on_step)
         self._change(
             model=served.name,
+            source=served.source,
             max_seq_len=served.engine.max_seq_len,
             created_unix_s=served.created_unix_s,
             tool_dialect=served.reader.tool_dialect,

@@ -48,6 +48,8 @@ class ReplicaStatus:
     adapters: tuple[ServedAdapter, ...] = ()
     max_adapters: int = 0
     """Places for them on the device."""
+    source: str = ""
+    """Where its weights came from, with the step of a run."""
 
     @property
     def ready(self) -> bool:

@@ -17,12 +17,14 @@ from model.quantization import Quantization
 from podstream.importing import DEMO_NAME, ensure_demo_model, import_model, seal
 from sharding import checkpoint
 from sharding.foreign import open_foreign
+from sharding.manifest import Manifest
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params
 from sharding.rules import choose_rules
 from sharding.spec import MeshSpec
+from sharding.stored_model import StoredModel
 from tests.model_files import LLAMA3, write_tiny_gguf
-from tests.training_trees import hf_folder, maxtext_tree, save_v0, train_state
+from tests.training_trees import hf_folder, maxtext_tree, model_files, save_v0, save_v0_run, train_state
 
 FOLDER = f"{DEMO_NAME}.{FORMAT}"
 
@@ -147,3 +149,14 @@ def test_a_training_run_becomes_a_checkpoint_and_its_files_can_be_sealed(tmp_pat
         seal(str(run))
     with pytest.raises(CheckpointError, match="there is no folder at"):
         seal(str(tmp_path / "nothing"))
+
+
+def test_the_step_of_a_run_is_said_where_it_is_served_and_where_it_is_imported(tmp_path, console):
+    source = hf_folder(tmp_path / "source", "llama")
+    save_v0_run(tmp_path / "run", maxtext_tree(source, scanned=True))
+    model_files(tmp_path / "run", source)
+    assert StoredModel.open(tmp_path / "run").card.source == f"{tmp_path}/run/12/items"
+    import_model(str(tmp_path / "run"), str(tmp_path / "c"), dtype=None, name=None, console=console)
+    assert "reading run/12/items" in console.file.getvalue()
+    assert Manifest.read(epath.Path(tmp_path / "c")).source == "run/12/items"
+    assert StoredModel.open(tmp_path / "c").card.source == "run/12/items"

@@ -96,6 +96,7 @@ async def test_models_are_listed(http, shared):
     (row,) = listed["data"]
     assert listed["object"] == "list"
     assert (row["id"], row["object"], row["max_model_len"]) == (FAKE_NAME, "model", shared.engine.max_seq_len)
+    assert row["source"] == fake_card().source, "which step of a run is served stands there"
     assert (await http.get(f"/v1/models/{FAKE_NAME}")).json() == row
     missing = await http.get("/v1/models/org/other")
     assert missing.status_code == 404

@@ -126,6 +126,7 @@ def test_a_status_comes_back(state):
         StepStats(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 0.25, 9, 10, 11, 12),
         adapters=(ServedAdapter("a", "/a", 3, 4), ServedAdapter("b", "gs://b")),
         max_adapters=5,
+        source="run/12",
     )
     assert convert.status_from_pb(convert.status_to_pb(status)) == status
 
