@@ -11,6 +11,7 @@ import numpy as np
 
 from model.errors import CheckpointError, UnsupportedModel
 from model.fields import Json
+from model.gguf_keys import check_keys
 from model.gguf_names import Architecture
 from model.hf_config import FULL, SLIDING
 
@@ -36,10 +37,12 @@ def config_json(path: Path, fields: Mapping[str, Any], name: str, architecture: 
     for other in ("attention.value_length", "rope.dimension_count"):
         if (value := read.count(other, default=head_dim)) != head_dim:
             raise UnsupportedModel(f"{path}: {name}.{other} {value} differs from the head's {head_dim}.")
-    rest = {theirs: read.count(ours) for theirs, ours in _COUNTS.items() if theirs in _NEEDED or read.has(ours)}
-    caps = {theirs: read.number(ours) for theirs, ours in _NUMBERS.items() if read.has(ours)}
+    rest = {theirs: read.count(ours) for theirs, ours in _COUNTS.items() if theirs in _NEEDED or read.get(ours)}
+    is_capped = architecture.model_type.startswith("gemma")  # without a number it would have its usual one
+    wanted = {theirs: ours for theirs, ours in _NUMBERS.items() if read.get(ours) or (is_capped and read.has(ours))}
+    caps = {theirs: read.number(ours) for theirs, ours in wanted.items()}
     by_width = read.count("block_count") == _NOT_BY_HEAD_DIM.get(name)
-    return {
+    config = {
         "model_type": architecture.model_type,
         "vocab_size": read.count("vocab_size", default=len(fields.get("tokenizer.ggml.tokens", []))),
         "hidden_size": width,
@@ -57,6 +60,8 @@ def config_json(path: Path, fields: Mapping[str, Any], name: str, architecture: 
         **rest,
         **caps,
     }
+    check_keys(path, fields, name, config)
+    return config
 
 
 def _window_pattern(read: "_Fields") -> Json:
@@ -71,11 +76,13 @@ def _window_pattern(read: "_Fields") -> Json:
 
 def _rope(read: "_Fields", name: str) -> Json:
     theta = read.number("rope.freq_base", default=10_000.0)
-    match kind := read.get("rope.scaling.type", "none"):
-        case "none":
-            rope: dict[str, Any] = {"rope_theta": theta}
-        case "linear":
-            rope = {"rope_theta": theta, "rope_type": "linear", "factor": read.number("rope.scaling.factor")}
+    factor = read.get("rope.scaling.factor", read.get("rope.scale_linear", 0)) or 1.0  # 0 is unset to llama.cpp
+    match kind := read.get("rope.scaling.type", "linear"):  # what llama.cpp takes a factor for that has no type
+        case "linear" if factor != 1.0:
+            key = "rope.scaling.factor" if read.get("rope.scaling.factor") else "rope.scale_linear"
+            rope: dict[str, Any] = {"rope_theta": theta, "rope_type": "linear", "factor": read.number(key)}
+        case "none" | "linear":
+            rope = {"rope_theta": theta}
         case _:
             raise UnsupportedModel(f"{read.path}: rope scaling {kind!r} is not supported; supported: llama3, linear.")
     if name != "gemma3":

@@ -4,8 +4,8 @@ GGUF keeps the rows of Llama's q and k interleaved per head (its rope turns neig
 podstream turn the two halves of a head. `_unpermute` undoes that. Experts lie in one tensor, and are read one by one.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from model.gguf_config import config_json
 from model.gguf_header import GgufHeader, GgufTensor
 from model.gguf_names import ARCHITECTURES, EXPERT, MIXTRAL, Architecture
 from model.gguf_rope import infer_rope_scaling
+from model.gguf_split import read_whole_header
 from model.gguf_tokenizer import read_text_assets
 
 QUANTS = (
@@ -34,12 +35,12 @@ _EOS_FIELDS = ("eos", "eot", "eom")
 
 
 def read_gguf(path: Path) -> ForeignModel:
-    """Open `path` and check what can be checked without reading tensors.
+    """Open `path`, a file or one of those of a split model, and check what can be checked without reading tensors.
 
     Raises CheckpointError for a cut or corrupt file or missing metadata, UnsupportedModel for another architecture,
     tokenizer or tensor type.
     """
-    header = GgufHeader.read(path)
+    header = read_whole_header(path)
     name, architecture = _architecture(path, header)
     _check_types(path, header)
     family, config = read_config(
@@ -47,16 +48,16 @@ def read_gguf(path: Path) -> ForeignModel:
         str(path),
     )
     if ROPE_FACTORS in header.tensors:
-        factors = _read(path, header.tensors[ROPE_FACTORS])
+        factors = _read(header.tensors[ROPE_FACTORS])
         scaling = infer_rope_scaling(str(path), factors, config.head_dim, config.rope_theta)
-        config = dataclasses.replace(config, rope_scaling=scaling)
+        config = replace(config, rope_scaling=scaling)
     return ForeignModel(
         where=str(path),
         config=config,
         keys=family.keys,
         text=read_text_assets(path, header.fields),
-        generation=GenerationDefaults(eos_token_ids=_eos_token_ids(path, header.fields, config)),
-        tensors=dict(_tensors(path, header, architecture, config)),
+        generation=_generation(path, header.fields, config),
+        tensors=dict(_tensors(header, architecture, config)),
         dtype=_dtype(header),
     )
 
@@ -80,6 +81,24 @@ def _check_types(path: Path, header: GgufHeader) -> None:
             )
 
 
+def _generation(path: Path, fields: Mapping[str, Any], config: ModelConfig) -> GenerationDefaults:
+    """With the sampling that the file recommends, if it does."""
+    return GenerationDefaults(
+        eos_token_ids=_eos_token_ids(path, fields, config),
+        temperature=_sampling(path, fields, "temp"),
+        top_k=None if (top_k := _sampling(path, fields, "top_k")) is None else int(top_k),
+        top_p=_sampling(path, fields, "top_p"),
+    )
+
+
+def _sampling(path: Path, fields: Mapping[str, Any], name: str) -> float | None:
+    """Floats are stored in 32 bits: 0.6 must not become 0.6000000238418579."""
+    value = fields.get(f"general.sampling.{name}")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < np.inf):
+        raise CheckpointError(f"{path}: general.sampling.{name} must be a number of 0 or more, got {value!r}.")
+    return None if value is None else float(str(np.float32(value)))
+
+
 def _eos_token_ids(path: Path, fields: Mapping[str, Any], config: ModelConfig) -> tuple[int, ...]:
     ids = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in _EOS_FIELDS)
     found = tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
@@ -95,17 +114,15 @@ def _dtype(header: GgufHeader) -> str:
     return "bfloat16" if matrices and all(quant == Quant.BF16 for quant in matrices) else "float32"
 
 
-def _tensors(
-    path: Path, header: GgufHeader, architecture: Architecture, config: ModelConfig
-) -> Iterator[tuple[str, LazyTensor]]:
+def _tensors(header: GgufHeader, architecture: Architecture, config: ModelConfig) -> Iterator[tuple[str, LazyTensor]]:
     """All tensors under Hugging Face's names."""
     for tensor in header.tensors.values():
         name = architecture.hf_name(tensor.name)
         if EXPERT in name and tensor.shape[0] == config.num_experts:
             for expert, part in enumerate(_parts(tensor)):
-                yield name.replace(EXPERT, str(expert)), _lazy(path, part, _as_it_is)
+                yield name.replace(EXPERT, str(expert)), _lazy(part, _as_it_is)
         elif tensor.name != ROPE_FACTORS:
-            yield name, _lazy(path, tensor, _undo(name, architecture, config))
+            yield name, _lazy(tensor, _undo(name, architecture, config))
 
 
 def _parts(stack: GgufTensor) -> Iterator[GgufTensor]:
@@ -113,7 +130,8 @@ def _parts(stack: GgufTensor) -> Iterator[GgufTensor]:
     count, *shape = stack.shape
     size = stack.num_bytes // count
     for index in range(count):
-        yield GgufTensor(stack.name, stack.quant, tuple(shape), stack.offset + index * size, size)
+        offset = stack.offset + index * size
+        yield replace(stack, shape=tuple(shape), offset=offset, num_bytes=size)
 
 
 def _undo(name: str, architecture: Architecture, config: ModelConfig) -> Callable[[Array], Array]:
@@ -130,15 +148,15 @@ def _as_it_is(numbers: Array) -> Array:
     return numbers
 
 
-def _lazy(path: Path, tensor: GgufTensor, undo: Callable[[Array], Array]) -> LazyTensor:
-    return LazyTensor(tensor.shape, lambda: undo(_read(path, tensor)))
+def _lazy(tensor: GgufTensor, undo: Callable[[Array], Array]) -> LazyTensor:
+    return LazyTensor(tensor.shape, lambda: undo(_read(tensor)))
 
 
-def _read(path: Path, tensor: GgufTensor) -> Array:
+def _read(tensor: GgufTensor) -> Array:
     """Read, not mapped: pages of a mapped file would count as this process's memory."""
-    raw = np.fromfile(path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+    raw = np.fromfile(tensor.path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
     if raw.size != tensor.num_bytes:
-        raise CheckpointError(f"{path} became shorter while tensor {tensor.name} was read.")
+        raise CheckpointError(f"{tensor.path} became shorter while tensor {tensor.name} was read.")
     rows = raw.reshape(*tensor.shape[:-1], -1)
     return np.asarray(dequantize(rows, tensor.quant), dtype=np.float32).reshape(tensor.shape)
 

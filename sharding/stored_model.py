@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 from etils import epath
 
 from model.card import ModelCard
 from model.foreign import ForeignModel
+from model.gguf_split import model_name
 from model.tree import Names, Params
 from sharding import checkpoint
 from sharding.checkpoint import PathLike, Progress
@@ -38,7 +40,7 @@ class StoredModel:
         if checkpoint.is_ours(root):
             return cls(root, checkpoint.read_card(root), checkpoint.saved_dtype(root))
         model = open_foreign(root, model_files, keys)
-        name = root.stem if root.suffix == ".gguf" else root.name
+        name = model_name(Path(root)) if root.suffix == ".gguf" else root.name
         card = ModelCard(name, model.config, model.text, model.generation, source_of(str(root), model))
         return cls(root, card, model.dtype, model)
 
