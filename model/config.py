@@ -1,6 +1,7 @@
 """ModelConfig: the numbers that define a decoder. Plain data, imports no JAX."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,8 @@ class ModelConfig:
     attention_softcap: float | None = None
     """Scores s become c * tanh(s / c), as do logits with `logits_softcap`."""
     logits_softcap: float | None = None
+    logits_scale: float = 1.0
+    """Logits are multiplied by it before they are capped."""
     sandwich_norms: bool = False
     """What attention and MLP give is normed before it is added."""
     norm_offset: float = 0.0
@@ -94,6 +97,8 @@ class ModelConfig:
         for field in ("attention_softcap", "logits_softcap", "query_scale", "local_rope_theta"):
             if (value := getattr(self, field)) is not None and not value > 0:
                 raise InconsistentConfig(f"model config: {field} must be positive, got {value!r}.")
+        if not 0 < self.logits_scale < math.inf:
+            raise InconsistentConfig(f"model config: logits_scale must be positive, got {self.logits_scale!r}.")
         if self.activation not in ACTIVATIONS:
             raise InconsistentConfig(
                 f"model config: activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}."

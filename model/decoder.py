@@ -160,6 +160,8 @@ class Decoder(nnx.Module):
         """float32[R, V] from rows of `hidden`."""
         x_RD = self.final_norm(x_RD)
         logits_RV = self.embed.logits(x_RD) if self.config.tie_embeddings else self.head(x_RD)
+        if self.config.logits_scale != 1.0:
+            logits_RV = logits_RV * self.config.logits_scale
         cap = self.config.logits_softcap
         return logits_RV if cap is None else soft_cap(logits_RV, cap)
 

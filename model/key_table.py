@@ -6,6 +6,7 @@
     [model]                                # fields of a Hugging Face config.json that no config.json gives
     model_type = "llama"
     max_position_embeddings = 2048
+    normalize_embedding_logits = true      # no field of theirs: tied logits are divided by the root of the width
 
     [tensors]                              # what it is = [its name, its axes]
     embed = ["tok.embedding", "V D"]

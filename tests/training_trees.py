@@ -24,6 +24,7 @@ LLAMA31 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_f
            "original_max_position_embeddings": 32}  # fmt: skip
 FAMILIES = {
     "llama": {},
+    "llama_tied": {"model_type": "llama", "tie_word_embeddings": True},
     "llama31": {"model_type": "llama", "rope_scaling": LLAMA31},
     "mistral": {"sliding_window": 8},
     "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},

@@ -5,8 +5,10 @@ maxtext    MaxText's decoders, scanned or not        gemma    the library google
 Any other Flax tree is read with a key table in a file (`model.key_table`).
 """
 
+import logging
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from model.config import ModelConfig
@@ -21,6 +23,9 @@ from model.layouts import gemma, maxtext
 from model.layouts.sizes import sizes_of
 
 Tensors = Mapping[str, LazyTensor]
+NORMALIZES = "normalize_embedding_logits"  # as MaxText calls it
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +40,18 @@ class Layout:
     """What the library does otherwise than the config says."""
     ignored: tuple[str, ...] = ()
     """Beginnings of names of tensors that have nothing to do with text."""
+    normalizes_logits: Callable[[ModelConfig], bool] = lambda config: False
+    """Whether logits of tied token vectors are divided by the root of their width where `[model]` does not say."""
 
 
 LAYOUTS = {
-    "maxtext": Layout(maxtext.ANCHOR, maxtext.keys, lambda tensors: {}, maxtext.adapt),
+    "maxtext": Layout(
+        maxtext.ANCHOR,
+        maxtext.keys,
+        lambda tensors: {},
+        maxtext.adapt,
+        normalizes_logits=maxtext.normalizes_logits,
+    ),
     "gemma": Layout(gemma.ANCHOR, gemma.keys, gemma.guess, lambda config, fields: config, gemma.IGNORED),
 }
 
@@ -65,14 +78,32 @@ def arrange(tensors: Tensors, config_json: Json, table: KeyTable, where: str = "
     if layout is None:
         fields = {**table.model, **text_fields(config_json, where)}
         fields = {**sizes_of(table.keys, found), **fields}
-        return Arranged(read_config(fields, where)[1], table.keys, found)
+        return Arranged(_with_logits_scale(read_config(fields, where)[1], fields, usual=False), table.keys, found)
     found = {name: tensor for name, tensor in found.items() if not name.startswith(layout.ignored)}
     fields = {**layout.guess(found), **table.model, **text_fields(config_json, where)}
     fields = {**sizes_of(layout.keys(fields, found), found), **fields}
-    config = layout.adapt(read_config(fields, where)[1], fields)
+    config = read_config(fields, where)[1]
+    config = _with_logits_scale(config, fields, usual=layout.normalizes_logits(config))
+    config = layout.adapt(config, fields)
     keys = layout.keys({**fields, "num_hidden_layers": config.num_layers}, found)
     keys = tuple(key for key in keys if len(range(config.num_layers)[key.layers]))
     return Arranged(config, keys, found)
+
+
+def _with_logits_scale(config: ModelConfig, fields: Json, *, usual: bool) -> ModelConfig:
+    """Nobody can tell from weights whether a run divided the logits, so what is taken for granted is said."""
+    said = fields.get(NORMALIZES)
+    if not isinstance(said, bool | None):
+        raise CheckpointError(f"{NORMALIZES} must be true or false, got {said!r}.")
+    if not config.tie_embeddings or not (usual if said is None else said):
+        return config
+    if said is None and not config.scale_embeddings:  # of Gemma everybody knows
+        logger.warning(
+            "logits are divided by the root of the width, %d, as this layout does by default where token vectors are "
+            "the head, too; if the run did not, say %s = false in [model] of podstream.toml or of a --keys file",
+            config.embed_dim, NORMALIZES,
+        )  # fmt: skip
+    return replace(config, logits_scale=1 / math.sqrt(config.embed_dim))
 
 
 def _layout(tensors: Tensors, table: KeyTable) -> Layout | None:

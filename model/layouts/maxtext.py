@@ -2,7 +2,8 @@
 
 Gemma 2 comes in blocks of two layers, Gemma 3, if scanned, in blocks of six. What MaxText folds into its weights is
 told by the config instead: 1/sqrt(head_dim) in queries, the 1 of Gemma's norms. The root of the width in Gemma's token
-vectors is divided out, as they are the head too.
+vectors is divided out, as they are the head too. Where token vectors are the head, `normalize_embedding_logits`, which
+is true unless a run says otherwise, divides logits by the root of the width.
 """
 
 import math
@@ -21,6 +22,12 @@ _GEMMA = ("gemma2", "gemma3_text", "gemma3")
 _FOLDED = ("llama", "mistral", "mixtral", "gemma2")
 _KNOWN = (*_FOLDED, "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "gemma3")
 _BLOCK = 6
+_NOT_NORMALIZED = (
+    (24, 896), (28, 1536), (36, 2048),  # Qwen 2.5
+    (28, 1024), (28, 2048), (36, 2560),  # Qwen 3
+    (16, 2048), (28, 3072),  # Llama 3.2
+)  # fmt: skip
+"""Layers and widths of models that others released and MaxText has configs or converters for, which must not divide."""
 
 _ATTENTION = (
     ("q", "self_attention{suffix}.query.kernel", "D N H"),
@@ -88,7 +95,16 @@ def adapt(config: ModelConfig, fields: Json) -> ModelConfig:
     kind = fields.get("model_type")
     if kind in _FOLDED:
         config = replace(config, query_scale=(config.query_scale or config.head_dim) / config.head_dim)
-    return replace(config, norm_offset=0.0) if kind in _GEMMA else config
+    if kind not in _GEMMA:
+        return config
+    # The root of the width was divided out of the token vectors: with normalised logits nothing is left to be done.
+    is_normalized = config.logits_scale != 1.0 or not config.tie_embeddings
+    return replace(config, norm_offset=0.0, logits_scale=1.0 if is_normalized else math.sqrt(config.embed_dim))
+
+
+def normalizes_logits(config: ModelConfig) -> bool:
+    """MaxText's default, unless the sizes are those of a model whose authors do not."""
+    return (config.num_layers, config.embed_dim) not in _NOT_NORMALIZED
 
 
 def _rows(kind: str, tensors: Mapping[str, LazyTensor]) -> list[_Row]:
