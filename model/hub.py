@@ -30,6 +30,7 @@ FILES = (
     "added_tokens.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
     "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors",
 )  # fmt: skip
+OTHER_WEIGHTS = (".gguf", ".safetensors", ".bin", ".pth", ".pt", ".msgpack", ".h5", ".onnx")
 
 
 def fetch_repository(
@@ -64,6 +65,12 @@ def _commit_and_bytes(name: str, revision: str | None, endpoint: str | None) -> 
     wanted = [file for file in info.siblings or [] if any(fnmatch.fnmatch(file.rfilename, glob) for glob in FILES)]
     if not wanted or info.sha is None:
         raise SourceUnavailable(f"hf:{name} holds none of the files that are read: {', '.join(FILES)}.")
+    if not any(file.rfilename.endswith(".safetensors") for file in wanted):
+        others = [file.rfilename for file in info.siblings or [] if file.rfilename.endswith(OTHER_WEIGHTS)]
+        raise SourceUnavailable(
+            f"hf:{name} holds no model.safetensors, whole or in parts, only {', '.join(others[:3]) or 'other files'}; "
+            "a GGUF file can be downloaded by hand and given by its path."
+        )
     return info.sha, sum(file.size or 0 for file in wanted)
 
 

@@ -25,6 +25,7 @@ from model.errors import CheckpointError, UnsupportedModel
 from model.fields import Fields
 from model.foreign import Array
 from model.keys import letter_sizes
+from model.strangers import refuse_pointers
 from model.tree import Params, put
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -71,6 +72,7 @@ def read_adapter(path: epath.Path, config: ModelConfig, max_rank: int) -> Adapte
     """
     if not path.exists():
         raise NoSuchAdapter(f"there is no adapter at {path}.")
+    refuse_pointers(path)
     fields = _fields(path)
     rank, scale = _rank(path, fields, max_rank), _scale(path, fields)
     halves = dict(_halves(path, _tensors(path, config, rank), config, rank))

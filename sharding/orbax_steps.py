@@ -7,7 +7,6 @@ an older model than was asked for, so it is refused, and the sentence names the 
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from etils import epath
@@ -39,12 +38,32 @@ class _Step:
 def find_pytree(path: epath.Path) -> epath.Path | None:
     """The folder of the pytree at or below `path`; None if there is none.
 
-    Raises CheckpointError when it, or the newest step of a run, is not whole.
+    Raises CheckpointError when it, or the newest step of a run, is not whole, with the path of the newest one that is.
     """
-    found = _find(path, MAX_DEPTH)
-    if found is not None:
-        _check_whole(found.parent)
+    try:
+        found = _find(path, MAX_DEPTH)
+        if found is not None:
+            _check_whole(found.parent)
+        elif _number(path.name) is not None and path.is_dir() and (_marks(path) or not any(path.iterdir())):
+            raise Incomplete(f"{path} is not complete: it holds no arrays.")
+    except Incomplete as error:
+        raise CheckpointError(f"{str(error).rstrip('.')}{_way_out(path)}.") from error
     return found
+
+
+def _way_out(path: epath.Path) -> str:
+    """The newest whole step beside the step that `path` is or lies in."""
+    step = path if _number(path.name) is not None else path.parent
+    if _number(step.name) is None or not step.parent.is_dir():
+        return ""
+    beside = {child.name: child for child in step.parent.iterdir() if child.is_dir() and child != step}
+    for other in _sorted_steps(beside):
+        try:
+            if _find(other.folder, MAX_DEPTH) is not None:
+                return f"; the newest whole step beside it is {other.folder}"
+        except CheckpointError:  # it is not whole either
+            continue
+    return ""
 
 
 def is_ocdbt(root: epath.Path) -> bool:
@@ -64,12 +83,12 @@ def _find(path: epath.Path, depth: int) -> epath.Path | None:
     for name in _ITEMS:
         if name in children and (found := _find(children[name], depth - 1)):
             return found
-    steps = sorted(_steps(children), key=lambda step: (step.number, _UNFINISHED not in step.folder.name), reverse=True)
+    steps = _sorted_steps(children)
     return _newest(path, steps, depth - 1) if steps else None
 
 
 def _newest(run: epath.Path, steps: list[_Step], depth: int) -> epath.Path:
-    """The pytree of the first of the steps. Raises Incomplete when that is not whole, naming the first that is."""
+    """The pytree of the first of the steps. Raises CheckpointError when that is not whole, naming the first that is."""
     reason = ""
     for index, step in enumerate(steps):
         try:
@@ -79,8 +98,10 @@ def _newest(run: epath.Path, steps: list[_Step], depth: int) -> epath.Path:
             continue
         if not reason:
             return found
-        raise Incomplete(f"{reason}; it is the newest step of {run}, the newest whole one is {step.folder}: give that.")
-    raise Incomplete(f"{reason}; no other step of {run} is whole.")
+        raise CheckpointError(
+            f"{reason}; it is the newest step of {run}, the newest whole one is {step.folder}: give that."
+        )
+    raise CheckpointError(f"{reason}; no other step of {run} is whole.")
 
 
 def _pytree(step: _Step, older: list[_Step], depth: int) -> epath.Path:
@@ -92,11 +113,21 @@ def _pytree(step: _Step, older: list[_Step], depth: int) -> epath.Path:
     return found
 
 
-def _steps(children: dict[str, epath.Path]) -> Iterator[_Step]:
-    for name, child in children.items():
-        if match := _STEP.fullmatch(name.partition(_UNFINISHED)[0]):
-            marks = frozenset(mark for mark in (_CHECKPOINT, _COMMITTED) if (child / mark).exists())
-            yield _Step(int(match[1]), child, marks)
+def _sorted_steps(children: dict[str, epath.Path]) -> list[_Step]:
+    """The newest first; of the same number what is whole by its name."""
+    numbered = ((number, child) for name, child in children.items() if (number := _number(name)) is not None)
+    steps = [_Step(number, child, _marks(child)) for number, child in numbered]
+    return sorted(steps, key=lambda step: (step.number, _UNFINISHED not in step.folder.name), reverse=True)
+
+
+def _number(name: str) -> int | None:
+    """Of the step whose folder has this name, finished or not."""
+    match = _STEP.fullmatch(name.partition(_UNFINISHED)[0])
+    return int(match[1]) if match else None
+
+
+def _marks(folder: epath.Path) -> frozenset[str]:
+    return frozenset(mark for mark in (_CHECKPOINT, _COMMITTED) if (folder / mark).exists())
 
 
 def _is_array(path: epath.Path) -> bool:

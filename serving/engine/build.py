@@ -71,10 +71,11 @@ def load_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, Model
         _use_compile_cache(config.compile_cache)
     stored = StoredModel.open(config.checkpoint, config.model_files, config.keys)
     card = stored.card
-    logger.info("%s comes from %s", card.name, card.source)
     stored_draft = None if config.draft is None else StoredModel.open(config.draft.checkpoint)
-    for note in (*stored.notes, *(() if stored_draft is None else stored_draft.notes)):
-        logger.warning("%s", note)
+    for each in filter(None, (stored, stored_draft)):
+        logger.info("%s comes from %s", each.card.name, each.card.source)
+        for note in each.notes:
+            logger.warning("%s", note)
     if stored_draft is not None:
         check_draft(stored_draft.card, card, _max_seq_len(config, card))
     spec = choose_spec(config.mesh, card.config, len(jax.devices()), config.num_slots)

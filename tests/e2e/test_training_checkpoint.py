@@ -31,6 +31,8 @@ def test_a_maxtext_run_answers_as_the_import_of_the_same_weights(tmp_path):
             model=server.model, prompt=prompt, max_tokens=NUM_TOKENS, temperature=0,
             extra_body={"ignore_eos": True},
         ).choices  # fmt: skip
+        source = server.client.models.retrieve(server.model).model_extra["source"]
+    assert source == f"{tmp_path}/run/12/items", "the newest of its two steps"
     tokenizer = tokenizers.Tokenizer.from_str(model.text.tokenizer_json)
     answer = _answer(model, Tokenizer(model.text).encode(prompt))
     assert len({*answer}) > 1

@@ -52,6 +52,9 @@ class Hub(BaseHTTPRequestHandler):
                 self._json([self._entry(name, data) for name, data in _files().items()])
             case ["api", "models", "org", "tiny", "revision", _]:
                 self._refuse(404, "RevisionNotFound")
+            case ["api", "models", "org", "pickled"]:
+                siblings = [{"rfilename": name, "size": 9} for name in ("config.json", "pytorch_model.bin", "m.gguf")]
+                self._json({"id": "org/pickled", "sha": COMMIT, "siblings": siblings})
             case ["api", "models", "org", "gated"]:
                 self._refuse(403, "GatedRepo")
             case ["api", "models", "org", "ill"]:
@@ -151,6 +154,7 @@ def test_a_file_that_ends_early_is_never_taken_for_whole(hub, tmp_path, monkeypa
     [
         ("org/none", None, "hf:org/none does not exist, or needs a log-in"),
         ("org/tiny", "v9", "hf:org/tiny has no revision 'v9'"),
+        ("org/pickled", None, "holds no model.safetensors, whole or in parts, only pytorch_model.bin, m.gguf; a GGUF"),
         ("org/gated", None, "hf:org/gated is gated"),
         ("org/ill", None, "hf:org/ill could not be fetched"),
         ("org/--bad--", None, "hf:org/--bad-- does not exist"),

@@ -167,6 +167,9 @@ def test_files_that_are_missing_cut_or_too_large_are_named(tmp_path, tensors):
         CheckpointError, match=r"has 1,073,741,824 bytes, more than the [\d,]+ that an adapter of rank 2"
     ):
         read(tmp_path)
+    (tmp_path / WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(CheckpointError, match=f"{WEIGHTS} is a pointer of Git LFS"):
+        read(tmp_path)
     (tmp_path / WEIGHTS).unlink()
     with pytest.raises(CheckpointError, match=f"lacks {WEIGHTS}"):
         read(tmp_path)

@@ -92,6 +92,24 @@ def test_a_newest_step_that_is_not_whole_is_refused_with_the_path_of_one_that_is
     assert _find(run / "3") == epath.Path(run / "3/items")
 
 
+@pytest.mark.parametrize(
+    ("spoil", "given"),
+    [
+        (_is_emptied, "12"),
+        (_lost_its_items, "12"),
+        (_is_not_committed, "12"),
+        (_is_not_committed, "12/items"),
+        (_is_being_written, "12.orbax-checkpoint-tmp-7"),
+    ],
+)
+def test_a_step_that_is_not_whole_is_refused_with_the_path_of_one_that_is(run, spoil, given):
+    spoil(run)
+    with pytest.raises(CheckpointError) as caught:
+        _find(run / given)
+    assert "is not complete" in str(caught.value)
+    assert str(caught.value).endswith(f"; the newest whole step beside it is {run / '3'}.")
+
+
 def test_an_older_step_that_is_not_whole_is_nobodys_business(run):
     shutil.rmtree(run / "3/items")
     (run / "5.orbax-checkpoint-tmp-7").mkdir()
