@@ -63,6 +63,8 @@ def read_gguf(path: Path) -> ForeignModel:
 
 
 def _architecture(path: Path, header: GgufHeader) -> tuple[str, Architecture]:
+    if (kind := header.fields.get("general.type", "model")) != "model":
+        raise UnsupportedModel(f"{path} is no model but {kind!r}, which is made for one; give the file of the model.")
     name = str(header.fields.get("general.architecture"))
     if name not in ARCHITECTURES:
         raise UnsupportedModel(

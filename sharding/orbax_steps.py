@@ -56,7 +56,7 @@ def _way_out(path: epath.Path) -> str:
     step = path if _number(path.name) is not None else path.parent
     if _number(step.name) is None or not step.parent.is_dir():
         return ""
-    beside = {child.name: child for child in step.parent.iterdir() if child.is_dir() and child != step}
+    beside = {child.name: child for child in step.parent.iterdir() if child != step}
     for other in _sorted_steps(beside):
         try:
             if _find(other.folder, MAX_DEPTH) is not None:
@@ -73,10 +73,10 @@ def is_ocdbt(root: epath.Path) -> bool:
 def _find(path: epath.Path, depth: int) -> epath.Path | None:
     if not path.is_dir():
         return None
-    children = {child.name: child for child in path.iterdir() if child.is_dir()}
+    children = {child.name: child for child in path.iterdir()}  # a look at each would take long in a bucket
     _check_whole(path)
     _check_merged(path, children)
-    if is_ocdbt(path) or (path / TREE).exists() or any(_is_array(child) for child in children.values()):
+    if OCDBT in children or TREE in children or any(_is_array(child) for child in children.values()):
         return path
     if depth == 0:
         return None
@@ -108,15 +108,16 @@ def _pytree(step: _Step, older: list[_Step], depth: int) -> epath.Path:
     found = _find(step.folder, depth)
     if found is None:
         raise Incomplete(f"{step.folder} is not complete: it holds no arrays.")
-    for mark in sorted(frozenset().union(*(other.marks for other in older)) - step.marks):
-        raise Incomplete(f"{step.folder} is not complete: it lacks {mark}, which older steps have.")
+    usual = frozenset[str]().union(*(other.marks for other in older))
+    if lacking := usual - step.marks:
+        raise Incomplete(f"{step.folder} is not complete: it lacks {min(lacking)}, which older steps have.")
     return found
 
 
 def _sorted_steps(children: dict[str, epath.Path]) -> list[_Step]:
     """The newest first; of the same number what is whole by its name."""
     numbered = ((number, child) for name, child in children.items() if (number := _number(name)) is not None)
-    steps = [_Step(number, child, _marks(child)) for number, child in numbered]
+    steps = [_Step(number, child, _marks(child)) for number, child in numbered if child.is_dir()]
     return sorted(steps, key=lambda step: (step.number, _UNFINISHED not in step.folder.name), reverse=True)
 
 
@@ -138,7 +139,7 @@ def _check_merged(folder: epath.Path, children: dict[str, epath.Path]) -> None:
     if folder.name.startswith(_OF_ONE_PROCESS):
         raise Incomplete(f"{folder} is what one process of a run wrote, give the folder that it lies in.")
     parts = [name for name in children if name.startswith(_OF_ONE_PROCESS)]
-    if parts and not is_ocdbt(folder):
+    if parts and OCDBT not in children:
         raise Incomplete(
             f"{folder} is not complete: the databases of its {len(parts)} processes were never merged into one "
             f"({OCDBT} is missing)."

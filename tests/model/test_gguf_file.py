@@ -131,6 +131,7 @@ def test_bfloat16_matrices_make_a_bfloat16_model(tmp_path):
         ({"tokenizer__ggml__model": "rwkv"}, "'rwkv'"),
         ({"tokenizer__ggml__pre": "deepseek-llm"}, "'deepseek-llm'"),
         ({"tokenizer__ggml__pre": None}, "'None'"),
+        ({"general__type": "adapter"}, "is no model but 'adapter', which is made for one; give the file of the model"),
     ],
 )
 def test_unknown_features_are_named(tmp_path, changes, word):

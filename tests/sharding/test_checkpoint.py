@@ -16,6 +16,7 @@ from model.errors import CheckpointError
 from model.hf_folder import read_hf_folder
 from sharding import checkpoint
 from sharding.manifest import Manifest
+from sharding.stored_model import StoredModel
 from tests.model_files import LLAMA3
 
 
@@ -189,6 +190,15 @@ def test_without_its_manifest_it_is_incomplete(copy):
     (copy / "podstream_manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"incomplete: podstream_manifest\.json is missing"):
         checkpoint.read_card(copy)
+
+
+@pytest.mark.parametrize("name", [checkpoint.ORBAX_V1, "_CHECKPOINT_METADATA", "podstream_manifest.json", "state"])
+def test_ours_with_any_part_of_it_missing_is_refused_as_it_is_opened(copy, name):
+    """Not only as it is loaded: who plans or serves asks for the card first."""
+    path = copy / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(CheckpointError, match=r"incomplete|not a complete|corrupt|is missing"):
+        StoredModel.open(copy)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9, "files": {}}', '{"format": 1, "files": {"a": 3}}'])
