@@ -128,10 +128,11 @@ def _family_tensors(name: str, config: ModelConfig, tensors: Mapping[str, np.nda
 
 def write_gguf(
     path: Path, fields: Mapping[str, object], tensors: Mapping[str, np.ndarray | tuple[np.ndarray, Quant]], *,
-    architecture: str = "llama",
+    architecture: str = "llama", max_tensors: int = 0,
 ) -> Path:  # fmt: skip
-    """Fields by Python type (float -> 32 bits); a tensor may come as its quantised bytes `[rows, bytes]` and type."""
-    writer = GGUFWriter(str(path), architecture)
+    """Fields by Python type (float -> 32 bits); a tensor may come as its quantised bytes `[rows, bytes]` and type. Of
+    more than `max_tensors` the library makes several files."""
+    writer = GGUFWriter(str(path), architecture, split_max_tensors=max_tensors)
     for key, value in fields.items():
         _add_field(writer, key, value)
     for name, tensor in tensors.items():

@@ -51,6 +51,17 @@ def test_the_folder_or_any_file_is_the_model(split, whole, given):
         np.testing.assert_array_equal(model.tensors[name].read(), tensor.read(), err_msg=name)
 
 
+def test_what_the_librarys_own_writer_splits_is_the_model(tmp_path, whole):
+    """As convert_hf_to_gguf.py does with --split-max-tensors."""
+    model, tensors = tiny_tensors()
+    write_gguf(tmp_path / "tiny.gguf", tiny_fields(model), to_gguf(model, tensors), max_tensors=7)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [_name(number) for number in (1, 2, 3)]
+    found = open_foreign(epath.Path(tmp_path))
+    assert (found.config, found.text) == (whole.config, whole.text)
+    for name, tensor in whole.tensors.items():
+        np.testing.assert_array_equal(found.tensors[name].read(), tensor.read(), err_msg=name)
+
+
 def test_it_is_called_by_what_its_files_have_in_common(split, tmp_path):
     assert StoredModel.open(split / _name(2)).card.name == "tiny"
     assert find_source(str(split / _name(2)), tmp_path, {}, lambda *_: None).name == "tiny"
