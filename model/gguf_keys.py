@@ -10,7 +10,7 @@ from typing import Any
 
 from model.errors import UnsupportedModel
 
-_READ = frozenset({
+READ = frozenset({
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
@@ -18,7 +18,7 @@ _READ = frozenset({
 _EXPERTS = frozenset({"expert_count", "expert_used_count", "expert_feed_forward_length"})
 _GEMMA = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
 _CAPS = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
-_READ_ALSO: Mapping[str, frozenset[str]] = {
+READ_ALSO: Mapping[str, frozenset[str]] = {
     "llama": _EXPERTS,
     "qwen3moe": _EXPERTS,
     "gemma2": _GEMMA | _CAPS,
@@ -26,11 +26,14 @@ _READ_ALSO: Mapping[str, frozenset[str]] = {
 }
 """Of one architecture only: what its family's config has."""
 
-_HARMLESS = frozenset({
+HARMLESS = frozenset({
     "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow", "pooling_type", "embedding_length_out", "decoder_start_token_id",
 })  # fmt: skip
 """Tell of the training, of other uses, or of a rope scaling that is refused by its type."""
+
+_APPENDS = ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_sep_token")
+"""Put a token behind every prompt, as models that only embed want it."""
 
 Check = Callable[[Any, Mapping[str, Any]], bool]
 
@@ -94,10 +97,16 @@ def check_keys(path: Path, fields: Mapping[str, Any], name: str, config: Mapping
 
     Raises UnsupportedModel naming the first key that could change the model and is not read.
     """
-    read = _READ | _READ_ALSO.get(name, frozenset())
+    for key in _APPENDS:
+        if fields.get(key):
+            raise UnsupportedModel(
+                f"{path}: {key} is true, but no token is put behind a prompt here; give the Hugging Face folder of the "
+                "model, or a file without it."
+            )
+    read = READ | READ_ALSO.get(name, frozenset())
     for key, value in fields.items():
         part = key.removeprefix(f"{name}.")
-        if part == key or part in read or part in _HARMLESS:
+        if part == key or part in read or part in HARMLESS:
             continue
         if part not in _NEUTRAL or not _is_neutral(part, value, config):
             raise UnsupportedModel(

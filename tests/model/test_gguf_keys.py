@@ -6,7 +6,7 @@ from gguf import Keys
 from model.config import LinearScaling
 from model.errors import CheckpointError, UnsupportedModel
 from model.gguf_file import read_gguf
-from model.gguf_keys import _HARMLESS, _READ, _READ_ALSO
+from model.gguf_keys import HARMLESS, READ, READ_ALSO
 from tests.model_files import write_tiny_gguf
 
 KNOWN = [
@@ -17,7 +17,7 @@ KNOWN = [
     if isinstance(value, str) and value.startswith("{arch}.") and value.count("{") == 1
 ]
 """All that llama.cpp knows of."""
-UNREAD = sorted({*KNOWN} - _READ - _HARMLESS - _READ_ALSO["llama"])
+UNREAD = sorted({*KNOWN} - READ - HARMLESS - READ_ALSO["llama"])
 
 
 def test_llama_cpp_knows_many():
@@ -39,6 +39,14 @@ def test_no_key_that_is_not_read_passes_in_silence(write, key):
     """Of a value that means something; a window, the only one that may be too long to matter, is short."""
     with pytest.raises(UnsupportedModel, match=rf"llama\.{key} is 77, which may change what the model computes"):
         read_gguf(write(**_with(key, 77)))
+
+
+@pytest.mark.parametrize("name", ["add_eos_token", "add_sep_token"])
+def test_a_token_behind_every_prompt_is_refused(write, name):
+    changes = {f"tokenizer__ggml__{name}": True}
+    with pytest.raises(UnsupportedModel, match=rf"tokenizer\.ggml\.{name} is true, but no token is put behind"):
+        read_gguf(write(**changes))
+    read_gguf(write(**dict.fromkeys(changes, False)))
 
 
 @pytest.mark.parametrize("value", ["x", ["x"], [0, 7]])
