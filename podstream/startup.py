@@ -22,7 +22,7 @@ class Startup:
         """Return once a token can be made, having printed the ready line and how to try it."""
         async with httpx.AsyncClient(base_url=self._base_url, timeout=REQUEST_TIMEOUT_S) as client:
             await self._watch(client)
-            self._announce(await _model_name(client))
+            self._announce(*await _model_and_source(client))
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
         shown: set[str] = set()
@@ -34,8 +34,9 @@ class Startup:
                 shown.add(detail)
                 await asyncio.sleep(POLL_S)
 
-    def _announce(self, model: str) -> None:
+    def _announce(self, model: str, source: str) -> None:
         self._console.print(f"[bold green]ready[/]: {model} at {self._base_url}/v1", highlight=False)
+        self._console.print(f"weights: {source}", highlight=False, markup=False, soft_wrap=True)
         self._console.print("try it:", highlight=False)
         self._console.print(example_curl(self._base_url, model), highlight=False, markup=False, soft_wrap=True)
 
@@ -61,6 +62,8 @@ async def _missing(client: httpx.AsyncClient) -> str | None:
     return str(body["detail"]) or "the replica"
 
 
-async def _model_name(client: httpx.AsyncClient) -> str:
+async def _model_and_source(client: httpx.AsyncClient) -> tuple[str, str]:
+    """What the model is called, and where its weights came from: of a run, with the step."""
     response = await client.get("/v1/models")
-    return str(response.raise_for_status().json()["data"][0]["id"])
+    row = response.raise_for_status().json()["data"][0]
+    return str(row["id"]), str(row["source"])

@@ -32,7 +32,8 @@ def test_a_maxtext_run_answers_as_the_import_of_the_same_weights(tmp_path):
             extra_body={"ignore_eos": True},
         ).choices  # fmt: skip
         source = server.client.models.retrieve(server.model).model_extra["source"]
-    assert source == f"{tmp_path}/run/12/items", "the newest of its two steps"
+        assert source == f"{tmp_path}/run/12/items", "the newest of its two steps"
+    assert f"weights: {source}" in server.lines
     tokenizer = tokenizers.Tokenizer.from_str(model.text.tokenizer_json)
     answer = _answer(model, Tokenizer(model.text).encode(prompt))
     assert len({*answer}) > 1

@@ -23,6 +23,7 @@ async def test_it_tells_the_phases_and_then_how_to_try_it():
     text = console.file.getvalue()
     assert "starting: loading: 1 of 9 MiB" in text
     assert f"ready: {FAKE_NAME} at {gateway.url}/v1" in text
+    assert f"weights: {fake_card().source}\n" in text
     assert example_curl(gateway.url, FAKE_NAME) in text
 
 
