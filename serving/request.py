@@ -9,6 +9,7 @@ from serving.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 1_000
 SEED_BITS = 63
 MAX_LOGIT_BIAS = 300
 MAX_BANNED_TOKENS = 128
@@ -99,6 +100,7 @@ class SamplingParams:
         if self.seed is not None and not -(2**SEED_BITS) <= self.seed < 2**SEED_BITS:
             raise InvalidRequest(f"seed must fit in 64 bits, got {self.seed}.", param="seed")
         _check_count("stop", "stop strings", len(self.stop), MAX_STOP_STRINGS)
+        _check_count("stop_token_ids", "stop token ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_CHARS:
                 raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_CHARS} characters.", param="stop")

@@ -24,7 +24,7 @@ from serving.gateway.body import read_json_object
 from serving.gateway.call import Services
 from serving.gateway.disconnect import run_while_connected
 from serving.gateway.errors import error_response
-from serving.gateway.labels import Labels
+from serving.gateway.labels import Labels, ModelName
 from serving.gateway.openapi import reads
 from serving.gateway.parse import parse_body
 from serving.gateway.request_id import request_id_of
@@ -61,7 +61,7 @@ def _read_one(item: Any) -> TextPrompt | TokenPrompt:
 
 
 class EmbeddingsBody(Labels, arbitrary_types_allowed=True):
-    model: str
+    model: ModelName
     input: Annotated[tuple[TextPrompt | TokenPrompt, ...], BeforeValidator(_read_input), WithJsonSchema(INPUT_SCHEMA)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 import uvloop
@@ -22,6 +23,7 @@ from serving.gateway.app import create_app
 from serving.gateway.listener import BACKLOG, base_url
 from serving.gateway.protocol import GatewayProtocol
 from serving.gateway.server_tools.config import NO_TOOLS, ServerTools, read_server_tools
+from serving.gateway.websocket import SocketProtocol
 from serving.metrics import Metrics
 from serving.process import StopRequest, configure_logging, spare_the_collector
 from serving.replica.client import ReplicaClient
@@ -78,7 +80,7 @@ def make_server(
     settings = uvicorn.Config(
         app,
         http=GatewayProtocol,
-        ws="websockets-sansio",
+        ws=partial(SocketProtocol, budget=app.state.body_budget),  # type: ignore[arg-type] # as a class is called
         ws_max_size=config.max_body_bytes,
         lifespan="off",
         access_log=False,

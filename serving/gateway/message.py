@@ -3,10 +3,13 @@
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from serving.gateway import neutral
-from serving.gateway.body import check_depth
+from serving.gateway.at_most import AtMost
+from serving.gateway.bounded_json import JsonRoom
+
+MAX_CALLS = 1_000
 
 
 class _Strict(BaseModel):
@@ -37,16 +40,14 @@ def _read_part(part: Any) -> str:
     return str(part["text"])
 
 
-def _read_arguments(value: Any) -> Any:
+def _read_arguments(value: Any, info: ValidationInfo) -> Any:
     """A string of JSON becomes the object that templates write again in their own way."""
     if not isinstance(value, str):
         return value
     try:
-        arguments = orjson.loads(value or "{}")
+        return (info.context or JsonRoom()).read(value or "{}")
     except orjson.JSONDecodeError as error:
         raise ValueError(f"are not valid JSON: {error}") from error
-    check_depth(arguments)
-    return arguments
 
 
 class CalledFunction(_Strict):
@@ -70,7 +71,7 @@ class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_read_content), WithJsonSchema(CONTENT_SCHEMA)] = None
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Annotated[list[MessageToolCall], AtMost(MAX_CALLS, "calls in one message")] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None)
 

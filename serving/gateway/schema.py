@@ -12,15 +12,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from serving.errors import InvalidRequest
 from serving.gateway import neutral
 from serving.gateway.answer_format import AnswerFormat
-from serving.gateway.labels import Labels
+from serving.gateway.at_most import MAX_MESSAGES, AtMost
+from serving.gateway.labels import Labels, ModelName
 from serving.gateway.logit_bias import read_logit_bias
 from serving.gateway.message import Message
 from serving.gateway.parse import parse_body
-from serving.gateway.tools import ToolUse
+from serving.gateway.tools import MAX_TOOLS, ToolUse
 from serving.request import (
+    MAX_BANNED_TOKENS,
     MAX_CHOICES,
+    MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_SALT_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
     MODEL_DEFAULTED,
     ChatPrompt,
     Grammar,
@@ -88,7 +93,7 @@ class StreamOptions(_Body):
 class _Generate(AnswerFormat, Labels, _Body):
     """What both endpoints share."""
 
-    model: str
+    model: ModelName
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -98,17 +103,22 @@ class _Generate(AnswerFormat, Labels, _Body):
     top_k: Annotated[int, Field(ge=-1, lt=INT31)] | None = None
     min_p: float | None = None
     seed: Annotated[int, Field(ge=-INT63, lt=INT63)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_read_stop), WithJsonSchema(STOP_SCHEMA)] = []
-    stop_token_ids: list[TokenId] | None = None
+    stop: Annotated[
+        list[str], AtMost(MAX_STOP_STRINGS, "stop strings"), BeforeValidator(_read_stop), WithJsonSchema(STOP_SCHEMA)
+    ] = []
+    stop_token_ids: Annotated[list[TokenId], AtMost(MAX_STOP_TOKENS, "stop token ids")] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[
-        tuple[tuple[int, float], ...], BeforeValidator(read_logit_bias), WithJsonSchema(LOGIT_BIAS_SCHEMA)
+        tuple[tuple[int, float], ...],
+        BeforeValidator(read_logit_bias),
+        AtMost(MAX_LOGIT_BIAS, "tokens in logit_bias"),
+        WithJsonSchema(LOGIT_BIAS_SCHEMA),
     ] = ()
-    banned_token_ids: list[TokenId] | None = None
+    banned_token_ids: Annotated[list[TokenId], AtMost(MAX_BANNED_TOKENS, "banned token ids")] | None = None
     priority: Literal["interactive", "batch"] | None = None
     deadline_ms: Annotated[int, Field(ge=1, lt=INT31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
@@ -186,11 +196,11 @@ class _Generate(AnswerFormat, Labels, _Body):
 class ChatBody(ToolUse, _Generate):
     """POST /v1/chat/completions. Without a limit the answer may fill the context."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), AtMost(MAX_MESSAGES, "messages")]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    server_tools: list[str] | None = None
+    server_tools: Annotated[list[str], AtMost(MAX_TOOLS, "tools")] | None = None
     """Of the tools that the server runs, those that the model may call; None for all."""
 
     @model_validator(mode="after")

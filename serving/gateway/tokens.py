@@ -8,25 +8,28 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serving.errors import ReplicaUnavailable
+from serving.gateway.at_most import MAX_MESSAGES, AtMost
 from serving.gateway.body import read_json_object
 from serving.gateway.call import Services
+from serving.gateway.labels import ModelName
 from serving.gateway.message import Message
 from serving.gateway.openapi import reads
 from serving.gateway.parse import parse_body
-from serving.gateway.tools import Tool
+from serving.gateway.tools import MAX_TOOLS, Tool
 from serving.request import ChatPrompt, TextPrompt
 
+MAX_TOKENS = 1 << 20
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class TokenizeBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str | None = None
+    model: ModelName | None = None
     """None: the one that is served."""
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Message], Field(min_length=1), AtMost(MAX_MESSAGES, "messages")] | None = None
+    tools: Annotated[list[Tool], AtMost(MAX_TOOLS, "tools")] | None = None
     add_special_tokens: bool | None = None
     """Only for a plain prompt, true by default: a chat template writes its own."""
     add_generation_prompt: bool | None = None
@@ -48,8 +51,8 @@ class TokenizeBody(BaseModel):
 class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str | None = None
-    tokens: list[TokenId]
+    model: ModelName | None = None
+    tokens: Annotated[list[TokenId], AtMost(MAX_TOKENS, "tokens")]
 
 
 def tokens_router(services: Services, max_body_bytes: int) -> APIRouter:

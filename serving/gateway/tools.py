@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serving.call_schema import NO_ARGUMENTS, call_schema
 from serving.errors import InvalidRequest
+from serving.gateway.at_most import AtMost
 from serving.gateway.speech.speech import SpeechPlan
 from serving.replica.status import ReplicaStatus
 from serving.request import MAX_CALLS, Grammar, GrammarKind
@@ -49,7 +50,7 @@ class NamedTool(_Strict):
 class ToolUse(_Strict):
     """The part of a chat's body that is about tools."""
 
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], AtMost(MAX_TOOLS, "tools")] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 

@@ -2,9 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
+from serving.gateway.at_most import MAX_MESSAGES, AtMost
 from serving.gateway.choice import Choice, ToolCall
+from serving.gateway.parse import MEMBER
+
+TEXT, LIST = f"{MEMBER}text", f"{MEMBER}list"
+TEXT_OR_LIST = Discriminator(lambda value: LIST if isinstance(value, list) else TEXT)
 
 
 class _Strict(BaseModel):
@@ -21,7 +26,9 @@ class TextPart(_Strict):
 class InputMessage(_Strict):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Annotated[
+        Annotated[str, Tag(TEXT)] | Annotated[list[TextPart], AtMost(MAX_MESSAGES, "parts"), Tag(LIST)], TEXT_OR_LIST
+    ]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -71,7 +78,24 @@ class ReasoningItem(_Strict):
         return None
 
 
-InputItem = Annotated[InputMessage | CallItem | OutputItem | ReasoningItem, Field(union_mode="smart")]
+def _member_of(item: Any) -> str:
+    """What has no type is a message, as at OpenAI's."""
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    return f"{MEMBER}{kind}" if isinstance(kind, str) else MEMBER
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag(f"{MEMBER}message")]
+    | Annotated[CallItem, Tag(f"{MEMBER}function_call")]
+    | Annotated[OutputItem, Tag(f"{MEMBER}function_call_output")]
+    | Annotated[ReasoningItem, Tag(f"{MEMBER}reasoning")],
+    Discriminator(
+        _member_of,
+        custom_error_type="item_type",
+        custom_error_message="an item's type must be message, function_call, function_call_output or reasoning",
+    ),
+]
+"""One member is tried, the one of its type: each that is tried in vain makes errors for all of its fields."""
 
 
 def to_messages(items: str | list[InputItem]) -> list[dict[str, Any]]:

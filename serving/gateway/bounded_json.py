@@ -1,0 +1,88 @@
+"""JSON of strangers, read at a bounded cost: what it would take in memory is counted before anything of it is made."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from serving.errors import InvalidRequest
+
+MAX_DEPTH = 128
+MAX_KEYS = 10_000
+"""Of one object: each may be wrong, and each wrong one makes an error."""
+MAX_BYTES = 32 << 20
+"""In memory, beside the characters of texts: 131,072 lists and objects, or a million numbers."""
+CONTAINER_BYTES, TEXT_BYTES, VALUE_BYTES = 256, 64, 32
+"""About what Python takes for a list or an object, a text or key, and what a comma stands before."""
+
+
+class JsonRoom:
+    """What the JSON of one request may take, that in its texts included (the arguments of calls): many small ones are
+    as large as one large."""
+
+    def __init__(self, num_bytes: int = MAX_BYTES) -> None:
+        self._left = self._most = num_bytes
+
+    def read(self, data: bytes | bytearray | str) -> Any:
+        """Raises InvalidRequest for what is too large, too deep or has too many keys, orjson.JSONDecodeError for what
+        is no JSON."""
+        if isinstance(data, str):
+            data = data.encode()
+        num_bytes = _weigh(data.count(b'"'), data.count(b"[") + data.count(b"{"), data.count(b","))
+        if num_bytes > self._left:  # perhaps it only talks of them: commas and brackets in texts were counted, too
+            num_bytes = self._weigh_exactly(data)
+        self._left -= num_bytes
+        return _load(data)
+
+    def _weigh_exactly(self, data: bytes | bytearray) -> int:
+        """Without what stands in texts. Raises InvalidRequest for more than there is room for."""
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # each quote that is left begins or ends a text
+        num_quotes = data.count(b'"')
+        if _weigh(num_quotes, 0, 0) <= self._left:
+            data = b"".join(data.split(b'"')[::2])
+            num_bytes = _weigh(num_quotes, data.count(b"[") + data.count(b"{"), data.count(b","))
+            if num_bytes <= self._left:
+                return num_bytes
+        raise InvalidRequest(
+            f"the JSON holds too many values; once read it would take more than {self._most >> 20} MiB."
+        )
+
+
+def read_json(data: bytes | bytearray | str) -> Any:
+    """By itself. Raises as JsonRoom.read does."""
+    if isinstance(data, str):
+        data = data.encode()
+    return _load(data) if len(data) <= MAX_BYTES // CONTAINER_BYTES else JsonRoom().read(data)
+
+
+def _load(data: bytes | bytearray) -> Any:
+    value = orjson.loads(data)
+    if not _is_flat(data):
+        check_shape(value)
+    return value
+
+
+def _weigh(num_quotes: int, num_containers: int, num_commas: int) -> int:
+    return TEXT_BYTES // 2 * num_quotes + CONTAINER_BYTES * num_containers + VALUE_BYTES * num_commas
+
+
+def check_shape(value: Any) -> None:
+    """Nothing behind the door needs to be ready for JSON without bottom, or for objects without end. Raises
+    InvalidRequest."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        objects = [outer for outer in level if type(outer) is dict]
+        widest = max(map(len, objects), default=0)
+        if widest > MAX_KEYS:
+            raise InvalidRequest(f"an object may have {MAX_KEYS:,} keys, one has {widest:,}.")
+        lists = [outer for outer in level if type(outer) is list]
+        level = [inner for each in objects for inner in each.values() if type(inner) is dict or type(inner) is list]
+        level += [inner for each in lists for inner in each if type(inner) is dict or type(inner) is list]
+        if not level:
+            return
+    raise InvalidRequest(f"the JSON is nested more than {MAX_DEPTH} deep.")
+
+
+def _is_flat(data: bytes | bytearray) -> bool:
+    """Too short, or with too few brackets, to have a shape that is to be refused."""
+    return len(data) < MAX_KEYS * len('"":0,') and data.count(b"[") + data.count(b"{") <= MAX_DEPTH
