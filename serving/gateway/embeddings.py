@@ -43,7 +43,7 @@ INPUT_SCHEMA = {"anyOf": [*ONE_INPUT, {"type": "array", "items": {"anyOf": ONE_I
 
 def _read_input(value: Any) -> tuple[TextPrompt | TokenPrompt, ...]:
     """A text, a list of token ids, or a list of those."""
-    if isinstance(value, str) or (isinstance(value, list) and value and all(type(item) is int for item in value)):
+    if isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) == {int}):
         value = [value]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a text, a list of token ids, or a list of one or more of these")
@@ -55,7 +55,7 @@ def _read_input(value: Any) -> tuple[TextPrompt | TokenPrompt, ...]:
 def _read_one(item: Any) -> TextPrompt | TokenPrompt:
     if isinstance(item, str):
         return TextPrompt(item)
-    if isinstance(item, list) and all(type(token_id) is int for token_id in item):
+    if isinstance(item, list) and set(map(type, item)) <= {int}:
         return read_token_ids(item)
     raise ValueError("holds something that is neither a text nor a list of token ids")
 

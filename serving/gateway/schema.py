@@ -61,14 +61,14 @@ def _read_prompt(value: Any) -> Prompt:
         value = value[0]
     if isinstance(value, str):
         return TextPrompt(value)
-    if isinstance(value, list) and all(type(item) is int for item in value):
+    if isinstance(value, list) and set(map(type, value)) <= {int}:
         return read_token_ids(value)
     raise ValueError("must be one string or one list of token ids; several prompts are not supported yet")
 
 
 def read_token_ids(value: list[int]) -> TokenPrompt:
     """Raises ValueError."""
-    if not all(-INT63 <= token_id < INT63 for token_id in value):
+    if value and not -INT63 <= min(value) <= max(value) < INT63:
         raise ValueError("holds a token id that does not fit in 64 bits")
     return TokenPrompt(tuple(value))
 
