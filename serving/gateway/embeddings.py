@@ -10,6 +10,7 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -17,13 +18,11 @@ from fastapi import APIRouter
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from serving.errors import InvalidRequest, ServiceError
 from serving.gateway.body import read_json_object
 from serving.gateway.call import Services
-from serving.gateway.disconnect import run_while_connected
-from serving.gateway.errors import error_response
+from serving.gateway.disconnect import WhileConnected
 from serving.gateway.labels import Labels, ModelName
 from serving.gateway.openapi import reads
 from serving.gateway.parse import parse_body
@@ -82,36 +81,18 @@ def embeddings_router(services: Services, max_body_bytes: int) -> APIRouter:
     @router.post("/v1/embeddings", openapi_extra=reads(EmbeddingsBody))
     async def embeddings(request: HttpRequest) -> Response:
         body = parse_body(EmbeddingsBody, await read_json_object(request, max_body_bytes))
-        return EmbeddingsResponse(services, body, request_id_of(request))
+        return WhileConnected(partial(_answer, services, body, request_id_of(request)))
 
     return router
 
 
-class EmbeddingsResponse(Response):
-    """A client that goes away ends the work."""
-
-    def __init__(self, services: Services, body: EmbeddingsBody, request_id: str) -> None:
-        super().__init__()
-        self._services, self._embeddings, self._request_id = services, body, request_id
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answer() -> None:
-            try:
-                response = await self._make()
-            except ServiceError as error:
-                response = error_response(error)
-            await response(scope, receive, send)
-
-        await run_while_connected(scope, receive, answer())
-
-    async def _make(self) -> Response:
-        body = self._embeddings
-        found = await embed(self._services, body.to_requests(self._request_id))
-        data = [_row(i, cut(vector, body.dimensions), body.encoding_format) for i, (vector, _) in enumerate(found)]
-        tokens = sum(end.usage.prompt_tokens for _, end in found)
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        answer = {"object": "list", "data": data, "model": body.model, "usage": usage}
-        return Response(orjson.dumps(answer), media_type="application/json")
+async def _answer(services: Services, body: EmbeddingsBody, request_id: str) -> Response:
+    found = await embed(services, body.to_requests(request_id))
+    data = [_row(i, cut(vector, body.dimensions), body.encoding_format) for i, (vector, _) in enumerate(found)]
+    tokens = sum(end.usage.prompt_tokens for _, end in found)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    answer = {"object": "list", "data": data, "model": body.model, "usage": usage}
+    return Response(orjson.dumps(answer), media_type="application/json")
 
 
 async def embed(services: Services, requests: Sequence[Request]) -> list[tuple[bytes, Finished]]:
