@@ -1,5 +1,6 @@
 """JSON of strangers, read at a bounded cost: what it would take in memory is counted before anything of it is made."""
 
+import re
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ MAX_KEYS = 10_000
 MAX_BYTES = 24 << 20
 """In memory, beside the characters of texts: some 80,000 lists and objects, or 780,000 numbers."""
 PIECE = 1 << 18
+ESCAPE_GOES_ON = re.compile(rb"\\*.?", re.DOTALL)
 CONTAINER_BYTES, TEXT_BYTES, VALUE_BYTES = 256, 64, 32
 """About what Python takes for a list or an object, a text or key, and what a comma stands before."""
 
@@ -61,15 +63,18 @@ def _load(data: bytes | bytearray) -> Any:
 
 
 def _weigh_outside_texts(data: bytes | bytearray) -> int:
-    """A piece at a time: pieces of pieces take many times their bytes."""
-    if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # each quote that is left begins or ends a text
-    num_bytes, in_text = _weigh(data.count(b'"'), 0, 0), False
-    for start in range(0, len(data), PIECE):
-        parts = bytes(data[start : start + PIECE]).split(b'"')
+    """A piece at a time: what is made of one, lists of its pieces above all, takes many times its bytes."""
+    num_bytes, in_text, start = 0, False, 0
+    while start < len(data):
+        end = start + PIECE
+        if data[end - 1 : end] == b"\\" and (run := ESCAPE_GOES_ON.match(data, end)):  # to be cut nowhere in between
+            end = run.end()
+        piece = bytes(data[start:end]).replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = piece.split(b'"')  # each quote that is left begins or ends a text
         outside = b"".join(parts[in_text::2])
-        num_bytes += _weigh(0, outside.count(b"[") + outside.count(b"{"), outside.count(b","))
+        num_bytes += _weigh(len(parts) - 1, outside.count(b"[") + outside.count(b"{"), outside.count(b","))
         in_text ^= len(parts) % 2 == 0
+        start = end
     return num_bytes
 
 

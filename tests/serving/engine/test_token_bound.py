@@ -83,8 +83,12 @@ def count(tokenizer, text):
     return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-words = st.sampled_from(["the ", "request", "\n", "  ", "<|end|>", "<|role|>", "   ", "▁", "<0x0A>", "e\u0301", "\u212b",
-                         "\u1fbe\u0308\u0301", "🙂", "é", "漢字", "\x00", "---", "𝐀", "\U00011099\U000110ba"])  # fmt: skip
+words = st.sampled_from(
+    [
+        *("the ", "request", "\n", "  ", "<|end|>", "<|role|>", "   ", "▁", "<0x0A>", "🙂", "é", "漢字", "\x00", "---"),
+        *("e\u0301", "\u212b", "\u1fbe\u0308\u0301", "\U0001d400", "\U00011099\U000110ba"),  # forms of Unicode differ
+    ]
+)
 texts = st.lists(words | st.text(max_size=5), max_size=30).map("".join)
 
 
