@@ -1,6 +1,7 @@
 """Reading a request's body: bounded, JSON, an object."""
 
 import asyncio
+import time
 from typing import Any
 
 import orjson
@@ -12,7 +13,6 @@ from serving.gateway.bounded_json import read_json
 from serving.gateway.errors import BodyTooLarge, BodyTooSlow
 
 BODY_TIMEOUT_S = 60.0
-PAUSE_S = 0.01  # for others, between two long bodies
 
 
 async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
@@ -26,14 +26,18 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 async def parse_in_turn(budget: BodyBudget, text: bytes | bytearray | str, what: str = "the body") -> dict[str, Any]:
-    """Long ones one after another, with what waits meanwhile in between: each takes a tenth of a second at worst. (In a
-    thread it would hold the interpreter lock all the same.) Raises InvalidRequest."""
+    """Long ones one after another, a tenth of a second each at worst, and in between as long for everybody else. (In a
+    thread they would hold the interpreter lock all the same.) Raises InvalidRequest."""
     if len(text) <= FREE_BYTES:
         return parse_json_object(text, what)
-    is_crowd = budget.turn.locked()
     async with budget.turn:
-        await asyncio.sleep(PAUSE_S if is_crowd else 0)
-        return parse_json_object(text, what)
+        await asyncio.sleep(max(0.0, budget.next_turn_s - time.monotonic()))
+        started = time.monotonic()
+        try:
+            return parse_json_object(text, what)
+        finally:
+            ended = time.monotonic()
+            budget.next_turn_s = ended + (ended - started)
 
 
 def parse_json_object(text: bytes | bytearray | str, what: str = "the body") -> dict[str, Any]:

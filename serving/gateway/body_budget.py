@@ -20,6 +20,8 @@ class BodyBudget:
         self.num_held = 0
         self.turn = asyncio.Lock()
         """Long bodies are understood one after another."""
+        self.next_turn_s = 0.0
+        """By the monotonic clock: others come first until then."""
 
     def share(self) -> "Share":
         return Share(self)

@@ -14,6 +14,7 @@ MAX_BYTES = 24 << 20
 """In memory, beside the characters of texts: some 80,000 lists and objects, or 780,000 numbers."""
 PIECE = 1 << 18
 ESCAPE_GOES_ON = re.compile(rb"\\*.?", re.DOTALL)
+CONTAINERS = frozenset({dict, list})
 CONTAINER_BYTES, TEXT_BYTES, VALUE_BYTES = 256, 64, 32
 """About what Python takes for a list or an object, a text or key, and what a comma stands before."""
 
@@ -91,7 +92,7 @@ def check_shape(value: Any) -> None:
         widest = max(map(len, objects), default=0)
         if widest > MAX_KEYS:
             raise InvalidRequest(f"an object may have {MAX_KEYS:,} keys, one has {widest:,}.")
-        lists = [outer for outer in level if type(outer) is list]
+        lists = [outer for outer in level if type(outer) is list and not CONTAINERS.isdisjoint(map(type, outer))]
         level = [inner for each in objects for inner in each.values() if type(inner) is dict or type(inner) is list]
         level += [inner for each in lists for inner in each if type(inner) is dict or type(inner) is list]
         if not level:

@@ -92,7 +92,7 @@ class Gateway:
             thread.join()
 
     @contextmanager
-    def bounded(self, what, cpu_s=CPU_S):
+    def bounded(self, what, cpu_s=CPU_S, late_s=LATE_S):
         """What happens meanwhile costs no more than the limits say."""
         before_s, before_bytes = self.cpu_s, self.memory("VmRSS")
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")  # the peak begins anew
@@ -100,10 +100,10 @@ class Gateway:
             yield
         spent_s, growth = self.cpu_s - before_s, self.memory("VmHWM") - before_bytes
         assert spent_s <= cpu_s, f"{what}: {spent_s:.2f} s of processor time"
-        assert self.late_s <= LATE_S, f"{what}: health {self.late_s:.2f} s late"
+        assert self.late_s <= late_s, f"{what}: health {self.late_s:.2f} s late"
         assert growth <= GROWTH, f"{what}: {growth >> 20} MiB more at its peak"
         kept = self.memory("VmRSS") - self.baseline
-        assert kept <= GROWTH, f"{what}: {kept >> 20} MiB more than at the start"
+        assert kept <= 2 * GROWTH, f"{what}: all of them together have left {kept >> 20} MiB"
 
 
 @pytest.fixture(scope="module")
@@ -305,11 +305,11 @@ def large_ones_are_welcome_again(gateway):
 
 
 async def test_many_at_once_keep_nobody_waiting(gateway):
-    """One after another, with others in between."""
+    """One after another, with others in between: it takes seconds of work for all of them."""
     hostile = filled({"messages": HOLE}, most(b"0"))
 
     def run():
-        with gateway.bounded("20 at once", cpu_s=20 * CPU_S), ThreadPoolExecutor(20) as threads:
+        with gateway.bounded("20 at once", 20 * CPU_S, 2 * LATE_S), ThreadPoolExecutor(20) as threads:
             answers = list(threads.map(lambda _: gateway.post("/v1/chat/completions", hostile), range(20)))
         assert {status for status, _, _ in answers} <= {400, 503}
 
