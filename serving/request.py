@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, PromptTooLong
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -263,6 +263,13 @@ class Load:
     free_pages: int = 0
     total_pages: int = 0
     page_size: int = 0
+
+
+def check_prompt_length(num_tokens: int, max_seq_len: int, param: str) -> None:
+    """Raises PromptTooLong for one that leaves no room for an answer."""
+    if num_tokens >= max_seq_len:
+        counted = "1 token" if num_tokens == 1 else f"{num_tokens:,} tokens"
+        raise PromptTooLong(f"prompt has {counted}, the context holds {max_seq_len:,} with the answer.", param=param)
 
 
 def _check_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:

@@ -10,8 +10,8 @@ from serving.errors import InvalidRequest
 MAX_DEPTH = 128
 MAX_KEYS = 10_000
 """Of one object: each may be wrong, and each wrong one makes an error."""
-MAX_BYTES = 24 << 20
-"""In memory, beside the characters of texts: some 80,000 lists and objects, or 780,000 numbers."""
+MAX_BYTES = 16 << 20
+"""In memory, beside the characters of texts: some 58,000 lists and objects, or 520,000 numbers."""
 PIECE = 1 << 18
 ESCAPE_GOES_ON = re.compile(rb"\\*.?", re.DOTALL)
 CONTAINERS = frozenset({dict, list})

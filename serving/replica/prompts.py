@@ -22,6 +22,7 @@ from serving.request import (
     SamplingParams,
     TextPrompt,
     TokenPrompt,
+    check_prompt_length,
     choice_seed,
 )
 
@@ -172,11 +173,7 @@ class PromptReader:
     def _check_prompt(self, token_ids: tuple[int, ...], param: str) -> None:
         if not token_ids:
             raise InvalidRequest("the prompt is empty; the model needs at least one token.", param=param)
-        if len(token_ids) >= self.max_seq_len:
-            raise PromptTooLong(
-                f"prompt has {_tokens(len(token_ids))}, the context holds {self.max_seq_len:,} with the answer.",
-                param=param,
-            )
+        check_prompt_length(len(token_ids), self.max_seq_len, param)
         self._check_vocabulary(token_ids, param)
 
     def _check_steering(self, sampling: SamplingParams) -> None:
