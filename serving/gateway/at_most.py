@@ -21,7 +21,7 @@ class AtMost:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         inner = handler(source)
         if inner["type"] == "list":
-            inner["fail_fast"] = True
+            inner = {**inner, "fail_fast": True}
         return core_schema.no_info_before_validator_function(self._count, inner)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
