@@ -2,7 +2,7 @@
 
 A token covers some bytes of the text. Let L(b) be the length of the longest token that holds the byte b, and give each
 byte of the text the weight 1 / L(b): the bytes of one token have 1 together at most, so the tokens are at least as many
-as the weights of all bytes. Only for tokenizers of which each byte of a text surely ends up in a token.
+as the weights of all bytes. Only for tokenizers that surely put each byte of a text, but for those of weight 0, into a token.
 """
 
 import math
@@ -63,6 +63,7 @@ def token_bound(tokenizer_json: str) -> TokenBound | None:
     forms = frozenset(change["type"] for change in changes) & UNICODE_FORMS
     added = parts.get("added_tokens") or []
     for token in added:
+        table = str.maketrans(letters)
         written = [token["content"], *(unicodedata.normalize(form, token["content"]) for form in forms)]
         pieces += [text.replace(SPACE_MARK, " ").encode() for text in written]
     strips = any(token.get("lstrip") or token.get("rstrip") for token in added)
@@ -92,16 +93,18 @@ def _is_known(change: dict[str, Any]) -> bool:
 
 
 def _pieces(model: dict[str, Any], *, byte_level: bool) -> list[bytes] | None:
-    """What the tokens of the vocabulary stand for, if there is one for each byte."""
+    """What the tokens of the vocabulary stand for; None where much of a text may become one unknown token."""
     kind, vocabulary = model.get("type") or "BPE", model["vocab"]
     tokens = list(vocabulary) if kind == "BPE" else [token for token, _ in vocabulary] if kind == "Unigram" else []
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return None
     if byte_level:
-        letters = _byte_letters()
-        whole = kind == "BPE" and letters.keys() <= {ord(token) for token in tokens if len(token) == 1}
-        table = {letter: chr(byte) for letter, byte in letters.items()}
-        return [token.translate(table).encode("latin-1", errors="replace") for token in tokens] if whole else None
+        if kind != "BPE":
+            return None
+        letters = {chr(letter): chr(byte) for letter, byte in _byte_letters().items()}
+        table = str.maketrans(letters)
+        written = [token for token in tokens if letters.keys() >= set(token)]  # no text becomes any of the others
+        return [token.translate(table).encode("latin-1") for token in written]
     fallbacks = {f"<0x{byte:02X}>" for byte in range(256)}
     if not (model.get("byte_fallback") and fallbacks <= set(tokens)):
         return None
@@ -116,10 +119,13 @@ def _byte_letters() -> dict[int, int]:
 
 
 def _weights(pieces: Iterable[bytes]) -> NDArray[np.float64]:
+    """0 for a byte that has no token of its own: it may be dropped."""
     by_length: defaultdict[int, list[bytes]] = defaultdict(list)
     for piece in pieces:
         by_length[len(piece)].append(piece)
-    longest = np.ones(256)
+    weights = np.zeros(256)
+    alone = list(set(b"".join(by_length[1])))
     for length in sorted(by_length.keys() - {0}):
-        longest[list(set(b"".join(by_length[length])))] = length
-    return 1 / longest
+        weights[list(set(b"".join(by_length[length])))] = 1 / length
+    weights[[byte for byte in range(256) if byte not in alone]] = 0
+    return weights

@@ -112,6 +112,13 @@ def test_without_merges_it_is_exact():
     assert bound.least("hé🙂" * 100) == 700
 
 
+def test_a_byte_without_a_token_counts_nothing():
+    """Trained on what never held it, a vocabulary may lack it: then the tokenizer drops it."""
+    tokenizer_json = byte_tokenizer_json(0xC3)
+    made = tokenizers.Tokenizer.from_str(tokenizer_json)
+    assert token_bound(tokenizer_json).least("aéb") == count(made, "aéb") == 3
+
+
 def changed(**parts):
     return json.dumps(json.loads(byte_tokenizer_json()) | parts)
 
@@ -126,7 +133,7 @@ def changed(**parts):
         changed(pre_tokenizer={"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}),
         changed(pre_tokenizer=None),
         changed(model={"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}),
-        byte_tokenizer_json(255),
+        changed(normalizer={"type": "Lowercase"}),
     ],
 )
 def test_there_is_none_where_some_of_a_text_may_be_dropped(text):
