@@ -2,7 +2,8 @@
 
 A token covers some bytes of the text. Let L(b) be the length of the longest token that holds the byte b, and give each
 byte of the text the weight 1 / L(b): the bytes of one token have 1 together at most, so the tokens are at least as many
-as the weights of all bytes. Only for tokenizers that surely put each byte of a text, but for those of weight 0, into a token.
+as the weights of all bytes. Only for tokenizers that surely put each byte of a text, but for those of weight 0, into a
+token.
 """
 
 import math
@@ -63,7 +64,6 @@ def token_bound(tokenizer_json: str) -> TokenBound | None:
     forms = frozenset(change["type"] for change in changes) & UNICODE_FORMS
     added = parts.get("added_tokens") or []
     for token in added:
-        table = str.maketrans(letters)
         written = [token["content"], *(unicodedata.normalize(form, token["content"]) for form in forms)]
         pieces += [text.replace(SPACE_MARK, " ").encode() for text in written]
     strips = any(token.get("lstrip") or token.get("rstrip") for token in added)
@@ -102,6 +102,7 @@ def _pieces(model: dict[str, Any], *, byte_level: bool) -> list[bytes] | None:
         if kind != "BPE":
             return None
         letters = {chr(letter): chr(byte) for letter, byte in _byte_letters().items()}
+        table = str.maketrans(letters)
         table = str.maketrans(letters)
         written = [token for token in tokens if letters.keys() >= set(token)]  # no text becomes any of the others
         return [token.translate(table).encode("latin-1") for token in written]
