@@ -2,6 +2,7 @@
 its log, and about the garbage collector."""
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
@@ -22,6 +23,8 @@ TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 ACCESS = "serving.access"
 """Logger of one event per HTTP request."""
 GC_THRESHOLD = 20_000  # new objects between two looks; 700 by default
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1  # of glibc's malloc.h
+LARGE_BLOCK = 1 << 20
 LAST_RESORT_S = 10.0  # beyond the drain time, when the event loop itself no longer answers
 
 
@@ -31,6 +34,15 @@ def spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 50)
+
+
+def give_back_large_blocks() -> None:
+    """glibc keeps what it was asked for once, up to 32 MiB each. Where strangers decide how much that is, it goes back
+    to the system. Other C libraries do so by themselves."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK)
 
 
 class StopRequest:

@@ -5,10 +5,11 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, PromptTooLong
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 1_000
 SEED_BITS = 63
 MAX_LOGIT_BIAS = 300
 MAX_BANNED_TOKENS = 128
@@ -100,6 +101,7 @@ class SamplingParams:
         if self.seed is not None and not -(2**SEED_BITS) <= self.seed < 2**SEED_BITS:
             raise InvalidRequest(f"seed must fit in 64 bits, got {self.seed}.", param="seed")
         _check_count("stop", "stop strings", len(self.stop), MAX_STOP_STRINGS)
+        _check_count("stop_token_ids", "stop token ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_CHARS:
                 raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_CHARS} characters.", param="stop")
@@ -262,6 +264,13 @@ class Load:
     free_pages: int = 0
     total_pages: int = 0
     page_size: int = 0
+
+
+def check_prompt_length(num_tokens: int, max_seq_len: int, param: str) -> None:
+    """Raises PromptTooLong for one that leaves no room for an answer."""
+    if num_tokens >= max_seq_len:
+        counted = "1 token" if num_tokens == 1 else f"{num_tokens:,} tokens"
+        raise PromptTooLong(f"prompt has {counted}, the context holds {max_seq_len:,} with the answer.", param=param)
 
 
 def _check_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:

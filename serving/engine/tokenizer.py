@@ -10,6 +10,7 @@ from model.errors import CheckpointError
 from serving.engine.chat_template import ChatTemplate
 from serving.engine.detokenizer import Detokenizer, new_vocabulary
 from serving.engine.stop_strings import StopStrings
+from serving.engine.token_bound import token_bound
 from serving.errors import InvalidRequest
 
 __all__ = ["Detokenizer", "StopStrings", "Tokenizer"]
@@ -26,6 +27,7 @@ class Tokenizer:
         self._tokenizer = _load(text.tokenizer_json)
         self._vocabulary = new_vocabulary(self._tokenizer, text.tokenizer_json)
         self._bos = self._bos_ids(text)
+        self._bound = token_bound(text.tokenizer_json)
         self._template = _template(text, text.chat_template)
         self._tool_template = _template(text, text.tool_template)
 
@@ -37,6 +39,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Plain text, with the BOS token in front where the model wants it."""
         return self._bos + self._ids(text)
+
+    def least(self, text: str) -> int:
+        """The text has so many tokens or more; 0 where that is not known. Quick."""
+        return 0 if self._bound is None else self._bound.least(text)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """A conversation without tools, rendered and encoded."""
@@ -73,7 +79,9 @@ class Tokenizer:
         return self._vocabulary.token_bytes(token_id)
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        """As a batch of one: `encode` itself holds the interpreter lock to its end."""
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
     def _bos_ids(self, text: TextAssets) -> list[int]:

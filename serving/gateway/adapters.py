@@ -12,7 +12,7 @@ from serving.gateway.call import Services
 from serving.gateway.openapi import reads
 from serving.gateway.parse import parse_body
 
-Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class LoadBody(BaseModel):

@@ -1,13 +1,14 @@
 """The fields that ask for a form of the answer: OpenAI's `response_format` and the `guided_` fields of vLLM."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import Field, model_validator
 
 from serving.errors import InvalidRequest
+from serving.gateway.at_most import AtMost
 from serving.gateway.strict import Strict
-from serving.request import Grammar, GrammarKind
+from serving.request import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 
 class JsonSchema(Strict):
@@ -44,7 +45,7 @@ class AnswerFormat(Strict):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     """Lark or GBNF."""
-    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_choice: Annotated[list[str], Field(min_length=1), AtMost(MAX_GRAMMAR_BYTES, "choices")] | None = None
 
     def grammar(self) -> Grammar | None:
         """Raises InvalidRequest for several at once, or one that is too long."""

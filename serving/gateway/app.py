@@ -7,6 +7,7 @@ from serving.config import GatewayConfig
 from serving.gateway.adapters import LoadBody, UnloadBody, adapters_router
 from serving.gateway.admission.admission import Admission
 from serving.gateway.answers import answers_router
+from serving.gateway.body_budget import LARGEST_AT_ONCE, BodyBudget, BoundBodies
 from serving.gateway.call import Services
 from serving.gateway.chat.body import ShortBody
 from serving.gateway.chat.router import chat_router
@@ -46,6 +47,7 @@ def create_app(
     services = Services(replica, admission or Admission(config.max_queued), metrics, tools, tool_caller)
     app = FastAPI(title="podstream", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.tool_caller = tool_caller
+    app.state.body_budget = BodyBudget(LARGEST_AT_ONCE * config.max_body_bytes)
     app.include_router(answers_router(services, config.max_body_bytes))
     app.include_router(responses_router(services, config.max_body_bytes, ResponseStore()))
     app.include_router(chat_router(services, config.max_body_bytes))
@@ -56,6 +58,7 @@ def create_app(
     app.include_router(health_router(services))
     add_openapi(app, BODIES)
     add_error_handlers(app)
+    app.add_middleware(BoundBodies, budget=app.state.body_budget)
     if tracing.is_on():
         app.add_middleware(TraceRequests)
     app.add_middleware(RequestId)

@@ -1,12 +1,33 @@
 """Work for a client that may go away: then it ends wherever it stands."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from starlette.types import Receive, Scope
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from serving.errors import ServiceError
+from serving.gateway.errors import error_response
 from serving.gateway.protocol import Connection
+
+
+class WhileConnected(Response):
+    """What `make` makes, or the error that it raises; a client that goes away ends the work."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, Response]]) -> None:
+        super().__init__()
+        self._make = make
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer() -> None:
+            try:
+                response = await self._make()
+            except ServiceError as error:
+                response = error_response(error)
+            await response(scope, receive, send)
+
+        await run_while_connected(scope, receive, answer())
 
 
 async def run_while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, Any, None]) -> None:

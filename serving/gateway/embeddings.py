@@ -10,6 +10,7 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -17,14 +18,12 @@ from fastapi import APIRouter
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from serving.errors import InvalidRequest, ServiceError
 from serving.gateway.body import read_json_object
 from serving.gateway.call import Services
-from serving.gateway.disconnect import run_while_connected
-from serving.gateway.errors import error_response
-from serving.gateway.labels import Labels
+from serving.gateway.disconnect import WhileConnected
+from serving.gateway.labels import Labels, ModelName
 from serving.gateway.openapi import reads
 from serving.gateway.parse import parse_body
 from serving.gateway.request_id import request_id_of
@@ -43,7 +42,7 @@ INPUT_SCHEMA = {"anyOf": [*ONE_INPUT, {"type": "array", "items": {"anyOf": ONE_I
 
 def _read_input(value: Any) -> tuple[TextPrompt | TokenPrompt, ...]:
     """A text, a list of token ids, or a list of those."""
-    if isinstance(value, str) or (isinstance(value, list) and value and all(type(item) is int for item in value)):
+    if isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) == {int}):
         value = [value]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a text, a list of token ids, or a list of one or more of these")
@@ -55,13 +54,13 @@ def _read_input(value: Any) -> tuple[TextPrompt | TokenPrompt, ...]:
 def _read_one(item: Any) -> TextPrompt | TokenPrompt:
     if isinstance(item, str):
         return TextPrompt(item)
-    if isinstance(item, list) and all(type(token_id) is int for token_id in item):
+    if isinstance(item, list) and set(map(type, item)) <= {int}:
         return read_token_ids(item)
     raise ValueError("holds something that is neither a text nor a list of token ids")
 
 
 class EmbeddingsBody(Labels, arbitrary_types_allowed=True):
-    model: str
+    model: ModelName
     input: Annotated[tuple[TextPrompt | TokenPrompt, ...], BeforeValidator(_read_input), WithJsonSchema(INPUT_SCHEMA)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -82,36 +81,18 @@ def embeddings_router(services: Services, max_body_bytes: int) -> APIRouter:
     @router.post("/v1/embeddings", openapi_extra=reads(EmbeddingsBody))
     async def embeddings(request: HttpRequest) -> Response:
         body = parse_body(EmbeddingsBody, await read_json_object(request, max_body_bytes))
-        return EmbeddingsResponse(services, body, request_id_of(request))
+        return WhileConnected(partial(_answer, services, body, request_id_of(request)))
 
     return router
 
 
-class EmbeddingsResponse(Response):
-    """A client that goes away ends the work."""
-
-    def __init__(self, services: Services, body: EmbeddingsBody, request_id: str) -> None:
-        super().__init__()
-        self._services, self._embeddings, self._request_id = services, body, request_id
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answer() -> None:
-            try:
-                response = await self._make()
-            except ServiceError as error:
-                response = error_response(error)
-            await response(scope, receive, send)
-
-        await run_while_connected(scope, receive, answer())
-
-    async def _make(self) -> Response:
-        body = self._embeddings
-        found = await embed(self._services, body.to_requests(self._request_id))
-        data = [_row(i, cut(vector, body.dimensions), body.encoding_format) for i, (vector, _) in enumerate(found)]
-        tokens = sum(end.usage.prompt_tokens for _, end in found)
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        answer = {"object": "list", "data": data, "model": body.model, "usage": usage}
-        return Response(orjson.dumps(answer), media_type="application/json")
+async def _answer(services: Services, body: EmbeddingsBody, request_id: str) -> Response:
+    found = await embed(services, body.to_requests(request_id))
+    data = [_row(i, cut(vector, body.dimensions), body.encoding_format) for i, (vector, _) in enumerate(found)]
+    tokens = sum(end.usage.prompt_tokens for _, end in found)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    answer = {"object": "list", "data": data, "model": body.model, "usage": usage}
+    return Response(orjson.dumps(answer), media_type="application/json")
 
 
 async def embed(services: Services, requests: Sequence[Request]) -> list[tuple[bytes, Finished]]:

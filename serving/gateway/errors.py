@@ -9,9 +9,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serving.errors import EngineFailed, InvalidRequest, RequestError, ServiceError
+from serving.errors import EngineFailed, InvalidRequest, ReplicaError, RequestError, ServiceError
 
 logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARS = 2_000
+MAX_PARAM_CHARS = 200
 
 
 class BodyTooLarge(InvalidRequest):
@@ -20,6 +23,10 @@ class BodyTooLarge(InvalidRequest):
 
 class BodyTooSlow(RequestError):
     http_status, code = 408, "request_timeout"
+
+
+class TooManyBodies(ReplicaError):
+    http_status, code = 503, "too_many_bodies"
 
 
 class NoSuchPath(RequestError):
@@ -35,7 +42,16 @@ def error_json(error: ServiceError) -> bytes:
 
 
 def error_fields(error: ServiceError) -> dict[str, str | None]:
-    return {"message": str(error), "type": error.openai_type, "param": error.param, "code": error.code}
+    """What was sent may stand in them, so they are cut: nobody reads megabytes of it."""
+    message, param = str(error), error.param
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = f"{message[:MAX_MESSAGE_CHARS]} ..."
+    return {
+        "message": message,
+        "type": error.openai_type,
+        "param": param if param is None else param[:MAX_PARAM_CHARS],
+        "code": error.code,
+    }
 
 
 def error_response(error: ServiceError, headers: Mapping[str, str] | None = None) -> Response:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 import uvloop
@@ -23,8 +24,9 @@ from serving.gateway.app import create_app
 from serving.gateway.listener import BACKLOG, base_url
 from serving.gateway.protocol import GatewayProtocol
 from serving.gateway.server_tools.config import NO_TOOLS, ServerTools, read_server_tools
+from serving.gateway.websocket import SocketProtocol
 from serving.metrics import Metrics
-from serving.process import StopRequest, configure_logging, spare_the_collector
+from serving.process import StopRequest, configure_logging, give_back_large_blocks, spare_the_collector
 from serving.replica.client import ReplicaClient
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ LAST_EVENTS_S = 1.0  # time for the error events of cut streams to be written
 def run(config: GatewayConfig, listener: socket.socket, *, follow_parent: bool = False) -> None:
     """Serve on `listener` until told to stop. Raises ConfigError for a tools file that cannot be read."""
     configure_logging(config.log_format, quiet=follow_parent)
+    give_back_large_blocks()
     if config.otlp_traces is not None:
         tracing.turn_on("podstream-gateway", config.otlp_traces)
     tools = read_server_tools(config.tools_file)
@@ -82,7 +85,7 @@ def make_server(
     settings = uvicorn.Config(
         app,
         http=GatewayProtocol,
-        ws="websockets-sansio",
+        ws=partial(SocketProtocol, budget=app.state.body_budget),  # type: ignore[arg-type] # as a class is called
         ws_max_size=config.max_body_bytes,
         lifespan="off",
         access_log=False,

@@ -3,12 +3,15 @@
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from serving.errors import InvalidRequest
 from serving.gateway import neutral
-from serving.gateway.body import check_depth
+from serving.gateway.at_most import AtMost
+from serving.gateway.bounded_json import JsonRoom
 from serving.gateway.strict import Strict
+
+MAX_CALLS = 1_000
 
 TEXT_PART = {
     "type": "object",
@@ -34,14 +37,13 @@ def _read_part(part: Any) -> str:
     return str(part["text"])
 
 
-def _read_arguments(value: Any) -> Any:
+def _read_arguments(value: Any, info: ValidationInfo) -> Any:
     """A string of JSON becomes the object that templates write again in their own way. What is no such object, since
     the call was cut or written badly, stays the text that the model wrote."""
     if not isinstance(value, str):
         return {} if value is None else value
     try:
-        arguments = orjson.loads(value or "{}")
-        check_depth(arguments)
+        arguments = (info.context or JsonRoom()).read(value or "{}")
     except (orjson.JSONDecodeError, InvalidRequest):
         return value
     return arguments if isinstance(arguments, dict) else value
@@ -70,7 +72,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_read_content), WithJsonSchema(CONTENT_SCHEMA)] = None
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Annotated[list[MessageToolCall], AtMost(MAX_CALLS, "calls in one message")] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None)
     refusal: str | None = None

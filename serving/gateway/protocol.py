@@ -9,10 +9,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADERS_TIMEOUT_S = 20.0
 MAX_HEADER_BYTES = 64 << 10
+MAX_CRUMBS, CRUMB_BYTES = 10_000, 64
+"""A body may come in so many parts, and in more if they have so many bytes on average: each part costs the same."""
 
 
 class HeadersTooLarge(Exception):
     """The parser turns it into a 400."""
+
+
+class BodyInCrumbs(Exception):
+    """The same."""
 
 
 CONNECTION = "connection"
@@ -70,7 +76,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._num_header_bytes = 0
+        self._num_header_bytes = self._num_parts = self._num_body_bytes = 0
         self._headers_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -94,7 +100,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"][CONNECTION] = self._connection
-        self._num_header_bytes = 0
+        self._num_header_bytes = self._num_parts = self._num_body_bytes = 0
         self._wait_for_headers()
 
     def on_url(self, url: bytes) -> None:
@@ -108,6 +114,13 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_parts += 1
+        self._num_body_bytes += len(body)
+        if self._num_parts > MAX_CRUMBS and self._num_body_bytes < CRUMB_BYTES * self._num_parts:
+            raise BodyInCrumbs
+        super().on_body(body)
 
     def _count(self, num_bytes: int) -> None:
         self._num_header_bytes += num_bytes

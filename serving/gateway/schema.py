@@ -12,18 +12,23 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from serving.errors import InvalidRequest
 from serving.gateway import neutral
 from serving.gateway.answer_format import AnswerFormat
-from serving.gateway.labels import Labels
+from serving.gateway.at_most import MAX_MESSAGES, AtMost
+from serving.gateway.labels import Labels, ModelName
 from serving.gateway.logit_bias import read_logit_bias
 from serving.gateway.message import Message
 from serving.gateway.parse import parse_body
 from serving.gateway.speech.speech import SpeechPlan
 from serving.gateway.strict import Strict
-from serving.gateway.tools import ToolUse
+from serving.gateway.tools import MAX_TOOLS, ToolUse
 from serving.replica.status import ReplicaStatus
 from serving.request import (
+    MAX_BANNED_TOKENS,
     MAX_CHOICES,
+    MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_SALT_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
     MODEL_DEFAULTED,
     ChatPrompt,
     Grammar,
@@ -59,14 +64,14 @@ def _read_prompt(value: Any) -> Prompt:
         value = value[0]
     if isinstance(value, str):
         return TextPrompt(value)
-    if isinstance(value, list) and all(type(item) is int for item in value):
+    if isinstance(value, list) and set(map(type, value)) <= {int}:
         return read_token_ids(value)
     raise ValueError("must be one string or one list of token ids; several prompts are not supported yet")
 
 
 def read_token_ids(value: list[int]) -> TokenPrompt:
     """Raises ValueError."""
-    if not all(-INT63 <= token_id < INT63 for token_id in value):
+    if value and not -INT63 <= min(value) <= max(value) < INT63:
         raise ValueError("holds a token id that does not fit in 64 bits")
     return TokenPrompt(tuple(value))
 
@@ -87,7 +92,7 @@ class StreamOptions(Strict):
 class _Generate(AnswerFormat, Labels, arbitrary_types_allowed=True):
     """What both endpoints share."""
 
-    model: str
+    model: ModelName
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -97,17 +102,22 @@ class _Generate(AnswerFormat, Labels, arbitrary_types_allowed=True):
     top_k: Annotated[int, Field(ge=-1, lt=INT31)] | None = None
     min_p: float | None = None
     seed: Annotated[int, Field(ge=-INT63, lt=INT63)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_read_stop), WithJsonSchema(STOP_SCHEMA)] = []  # noqa: RUF012 - a field
-    stop_token_ids: list[TokenId] | None = None
+    stop: Annotated[
+        list[str], AtMost(MAX_STOP_STRINGS, "stop strings"), BeforeValidator(_read_stop), WithJsonSchema(STOP_SCHEMA)
+    ] = []  # noqa: RUF012 - a field
+    stop_token_ids: Annotated[list[TokenId], AtMost(MAX_STOP_TOKENS, "stop token ids")] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[
-        tuple[tuple[int, float], ...], BeforeValidator(read_logit_bias), WithJsonSchema(LOGIT_BIAS_SCHEMA)
+        tuple[tuple[int, float], ...],
+        BeforeValidator(read_logit_bias),
+        AtMost(MAX_LOGIT_BIAS, "tokens in logit_bias"),
+        WithJsonSchema(LOGIT_BIAS_SCHEMA),
     ] = ()
-    banned_token_ids: list[TokenId] | None = None
+    banned_token_ids: Annotated[list[TokenId], AtMost(MAX_BANNED_TOKENS, "banned token ids")] | None = None
     priority: Literal["interactive", "batch"] | None = None
     deadline_ms: Annotated[int, Field(ge=1, lt=INT31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
@@ -183,13 +193,13 @@ class _Generate(AnswerFormat, Labels, arbitrary_types_allowed=True):
 class ChatBody(ToolUse, _Generate):
     """POST /v1/chat/completions. Without a limit the answer may fill the context."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), AtMost(MAX_MESSAGES, "messages")]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """How long a model thinks cannot be steered: a hint that is ignored, and the answer says so."""
-    server_tools: list[str] | None = None
+    server_tools: Annotated[list[str], AtMost(MAX_TOOLS, "tools")] | None = None
     """Of the tools that the server runs, those that the model may call; None for all."""
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from serving.call_schema import NO_ARGUMENTS, call_schema
 from serving.errors import InvalidRequest
+from serving.gateway.at_most import AtMost
 from serving.gateway.speech.speech import SpeechPlan
 from serving.gateway.strict import Strict
 from serving.replica.status import ReplicaStatus
@@ -46,7 +47,7 @@ class NamedTool(Strict):
 class ToolUse(Strict):
     """The part of a chat's body that is about tools."""
 
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], AtMost(MAX_TOOLS, "tools")] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 

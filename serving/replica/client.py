@@ -25,7 +25,7 @@ from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaStub
 from serving.replica.status import ReplicaStatus
 from serving.replica.transport import open_channel
-from serving.request import ChatPrompt, FinishReason, Request, TextPrompt
+from serving.request import ChatPrompt, FinishReason, Request, TextPrompt, TokenPrompt, check_prompt_length
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +94,12 @@ class ReplicaClient:
         await self._channel.close()
 
     def generate(self, request: Request) -> Generation:
-        """Send a request. Raises ReplicaUnavailable at once when nothing could answer it."""
+        """Send a request. Raises ReplicaUnavailable at once when nothing could answer it, and PromptTooLong for more
+        tokens than are worth sending."""
         if not self.ready:
             raise ReplicaUnavailable(self._why_not_ready(), retry_after_s=1)
+        if isinstance(request.prompt, TokenPrompt):
+            check_prompt_length(len(request.prompt.token_ids), self._status.max_seq_len, "prompt")
         handles = range(self._next_handle, self._next_handle + request.num_choices)
         self._next_handle = handles.stop
         inboxes = [Inbox(choice, plain=_is_plain(request)) for choice in range(request.num_choices)]

@@ -28,7 +28,9 @@ class Entrance(Protocol):
         """Raises ReplicaUnavailable or Overloaded."""
         ...
 
-    async def read_prompt(self, table: RunningTable, request: Request) -> ReadPrompt: ...
+    async def read_prompt(self, table: RunningTable, request: Request, num_bytes: int) -> ReadPrompt:
+        """`num_bytes` is how large the request is. Raises ServiceError."""
+        ...
 
 
 class GatewayStream:
@@ -86,7 +88,7 @@ class GatewayStream:
         request = convert.request_from_pb(submit)
         deadline = None if request.deadline_ms is None else time.monotonic() + request.deadline_ms / 1000
         table = self._entrance.admit(request.num_choices)
-        prompt = await self._entrance.read_prompt(table, request)
+        prompt = await self._entrance.read_prompt(table, request, submit.ByteSize())
         if submit.traceparent and tracing.is_on():
             self._traces |= dict.fromkeys(handles, Arrived(submit.traceparent, request.request_id, request.model))
         engine_ids = table.submit(request.request_id, prompt, handles, self, deadline)

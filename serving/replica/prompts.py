@@ -22,8 +22,11 @@ from serving.request import (
     SamplingParams,
     TextPrompt,
     TokenPrompt,
+    check_prompt_length,
     choice_seed,
 )
+
+SURELY_QUICK_CHARS = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +107,15 @@ class PromptReader:
         return self.grammars.compile(grammar, in_thought=in_thought, functions=functions, dialect=self.tool_dialect)
 
     def tokenize(self, model: str, prompt: Prompt, *, with_bos: bool, add_generation_prompt: bool) -> list[int]:
-        """Raises ModelNotFound or InvalidRequest."""
+        """Raises ModelNotFound, InvalidRequest, or PromptTooLong for what surely is."""
         self.adapters.find(model)
         match prompt:
             case ChatPrompt(messages, tools):
                 text = self.tokenizer.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
+                self._check_length_of(text, "messages")
                 return self.tokenizer.encode_rendered(text)
             case TextPrompt(text):
+                self._check_length_of(text, "prompt")
                 return self.tokenizer.encode(text) if with_bos else self.tokenizer.encode_rendered(text)
             case TokenPrompt(token_ids):
                 return list(token_ids)
@@ -148,21 +153,27 @@ class PromptReader:
         """Also whether the answer begins within a thought."""
         match prompt:
             case TextPrompt(text):
+                self._check_length_of(text, "prompt")
                 return tuple(self.tokenizer.encode(text)), False
             case ChatPrompt(messages, tools):
                 text = self.tokenizer.render_chat(messages, tools)
+                self._check_length_of(text, "messages")
                 return tuple(self.tokenizer.encode_rendered(text)), self.thinks and begins_in_thought(text)
             case TokenPrompt(token_ids):
                 return token_ids, False
 
+    def _check_length_of(self, text: str, param: str) -> None:
+        """Before its tokens are made, which takes seconds for megabytes. Of shorter ones they are counted."""
+        if len(text) > SURELY_QUICK_CHARS and (count := self.tokenizer.least(text)) >= self.max_seq_len:
+            raise PromptTooLong(
+                f"prompt has at least {_tokens(count)}, the context holds {self.max_seq_len:,} with the answer.",
+                param=param,
+            )
+
     def _check_prompt(self, token_ids: tuple[int, ...], param: str) -> None:
         if not token_ids:
             raise InvalidRequest("the prompt is empty; the model needs at least one token.", param=param)
-        if len(token_ids) >= self.max_seq_len:
-            raise PromptTooLong(
-                f"prompt has {_tokens(len(token_ids))}, the context holds {self.max_seq_len:,} with the answer.",
-                param=param,
-            )
+        check_prompt_length(len(token_ids), self.max_seq_len, param)
         self._check_vocabulary(token_ids, param)
 
     def _check_steering(self, sampling: SamplingParams) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -19,6 +19,7 @@ from serving.errors import EngineFailed, Overloaded, ReplicaUnavailable, Service
 from serving.replica import convert
 from serving.replica.adapters import AdapterTable
 from serving.replica.gateway_stream import GatewayStream
+from serving.replica.lanes import Lanes
 from serving.replica.profiler import Profiler
 from serving.replica.prompts import PromptReader, ReadPrompt
 from serving.replica.proto import replica_pb2 as pb
@@ -31,11 +32,9 @@ from serving.request import Load, Request
 
 logger = logging.getLogger(__name__)
 
-NUM_TOKENIZER_THREADS = 2
-NUM_GRAMMAR_THREADS = 2  # of their own: a crowd of grammars, up to some tenths of a second each, holds up nobody else
 POLL_S = 0.05
 
-RequestT = TypeVar("RequestT")
+RequestT = TypeVar("RequestT", pb.TokenizeRequest, pb.DetokenizeRequest)
 ReplyT = TypeVar("ReplyT")
 
 
@@ -51,8 +50,7 @@ class ReplicaService(ReplicaServicer):
         self._streams: set[GatewayStream] = set()
         self._num_reading = 0
         self._watching: asyncio.Task[None] | None = None
-        self._tokenizing = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize")
-        self._compiling = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, thread_name_prefix="grammar")
+        self._lanes = Lanes()
 
     @property
     def status(self) -> ReplicaStatus:
@@ -142,8 +140,7 @@ class ReplicaService(ReplicaServicer):
         """End the engine's thread, then the rest; steps can still arrive until then."""
         if self._watching is not None:
             self._watching.cancel()
-        for threads in (self._tokenizing, self._compiling):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._lanes.close()
         if self._table is not None:
             self._table.served.adapters.close()
         if self._table is not None and not self._watch.is_stuck:
@@ -159,13 +156,12 @@ class ReplicaService(ReplicaServicer):
             raise Overloaded(f"the replica already holds {capacity:,} requests; try again later.")
         return self._table
 
-    async def read_prompt(self, table: RunningTable, request: Request) -> ReadPrompt:
+    async def read_prompt(self, table: RunningTable, request: Request, num_bytes: int) -> ReadPrompt:
         """In a thread; the request holds its place meanwhile."""
-        loop = asyncio.get_running_loop()
         self._num_reading += request.num_choices
+        read = partial(table.served.reader.read, request)
         try:
-            threads = self._tokenizing if request.grammar is None else self._compiling
-            return await loop.run_in_executor(threads, table.served.reader.read, request)
+            return await self._lanes.run(read, num_bytes, grammar=request.grammar is not None)
         finally:
             self._num_reading -= request.num_choices
 
@@ -226,8 +222,7 @@ class ReplicaService(ReplicaServicer):
     async def _in_thread(self, work: Callable[[PromptReader, RequestT], ReplyT], request: RequestT) -> ReplyT:
         if self._table is None:
             raise ReplicaUnavailable(f"the replica is {self._status.state}: {self._status.detail}.", retry_after_s=1)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._tokenizing, work, self._table.served.reader, request)
+        return await self._lanes.run(partial(work, self._table.served.reader, request), request.ByteSize())
 
     @staticmethod
     def _tokenize(reader: PromptReader, request: pb.TokenizeRequest) -> pb.TokenizeReply:

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from serving.context import REQUEST_ID
 from serving.errors import EngineFailed, InvalidRequest, ServiceError
-from serving.gateway.body import check_depth
+from serving.gateway.body import parse_in_turn
 from serving.gateway.call import Services
 from serving.gateway.chat.body import read_short
 from serving.gateway.chat.format import Event, end_event, error_event, said_events, usage_event
@@ -41,6 +41,7 @@ class ChatSocket:
         try:
             while True:
                 await self._hear(await self._socket.receive())
+                await asyncio.sleep(0)  # thousands of messages may have come at once: others are served in between
         except WebSocketDisconnect:
             pass
         finally:
@@ -50,7 +51,7 @@ class ChatSocket:
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1000))
         try:
-            fields = _read(message.get("text") or message.get("bytes") or b"")
+            fields = await self._read(message.get("text") or message.get("bytes") or b"")
             match fields.pop("type", None):
                 case "chat":
                     self._begin(fields)
@@ -60,6 +61,9 @@ class ChatSocket:
                     raise InvalidRequest(f"type must be 'chat' or 'cancel', got {str(other)[:40]!r}.", param="type")
         except ServiceError as error:
             await self._tell(error_event(error))
+
+    async def _read(self, text: str | bytes) -> dict[str, Any]:
+        return await parse_in_turn(self._socket.app.state.body_budget, text, "the message")
 
     def _begin(self, fields: dict[str, Any]) -> None:
         if self._turn is not None and not self._turn.done():
@@ -102,14 +106,3 @@ class ChatSocket:
 
     async def _tell(self, event: Event) -> None:
         await self._socket.send_text(orjson.dumps(event).decode())
-
-
-def _read(text: str | bytes) -> dict[str, Any]:
-    try:
-        fields = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the message is not valid JSON: {error}.") from error
-    check_depth(fields)
-    if not isinstance(fields, dict):
-        raise InvalidRequest(f"a message must be a JSON object, got a {type(fields).__name__}.")
-    return fields

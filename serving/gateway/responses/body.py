@@ -2,14 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from serving.errors import InvalidRequest
+from serving.gateway.at_most import MAX_MESSAGES, AtMost
 from serving.gateway.call import Services
 from serving.gateway.chats import Chat
-from serving.gateway.labels import Labels
-from serving.gateway.responses.items import InputItem, to_messages
+from serving.gateway.labels import Labels, ModelName
+from serving.gateway.responses.items import LIST, TEXT, TEXT_OR_LIST, InputItem, to_messages
 from serving.gateway.strict import Strict
+from serving.gateway.tools import MAX_TOOLS
 
 CHAT_NAMES = {
     "messages": "input",
@@ -67,8 +69,12 @@ class StreamOptions(Strict):
 
 
 class ResponseBody(Labels):
-    model: str
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    model: ModelName
+    input: Annotated[
+        Annotated[str, Tag(TEXT)]
+        | Annotated[list[InputItem], Field(min_length=1), AtMost(MAX_MESSAGES, "items"), Tag(LIST)],
+        TEXT_OR_LIST,
+    ]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -78,17 +84,17 @@ class ResponseBody(Labels):
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], AtMost(MAX_TOOLS, "tools")] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     truncation: Literal["disabled"] | None = None
-    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=8)] | None = None
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], AtMost(8, "things to include")] | None = None
     """Thoughts are told in plain words, so that nothing is lost without their encrypted form."""
     background: Literal[False] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
-    server_tools: list[str] | None = None
+    server_tools: Annotated[list[str], AtMost(MAX_TOOLS, "tools")] | None = None
     ignore_eos: bool | None = None
     """Load generators want answers of a length that they choose."""
     priority: Literal["interactive", "batch"] | None = None

@@ -2,10 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Tag
 
+from serving.gateway.at_most import MAX_MESSAGES, AtMost
 from serving.gateway.choice import Choice, ToolCall
+from serving.gateway.parse import MEMBER
 from serving.gateway.strict import Strict
+
+TEXT, LIST = f"{MEMBER}text", f"{MEMBER}list"
+TEXT_OR_LIST = Discriminator(lambda value: LIST if isinstance(value, list) else TEXT)
 
 
 class TextPart(Strict):
@@ -17,10 +22,15 @@ class TextPart(Strict):
     """What the official client made of the text, as it sends it back."""
 
 
+Texts = Annotated[
+    Annotated[str, Tag(TEXT)] | Annotated[list[TextPart], AtMost(MAX_MESSAGES, "parts"), Tag(LIST)], TEXT_OR_LIST
+]
+
+
 class InputMessage(Strict):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Texts
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -51,7 +61,7 @@ class CallItem(Strict):
 class OutputItem(Strict):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextPart]
+    output: Texts
     id: str | None = None
     status: str | None = None
 
@@ -73,7 +83,24 @@ class ReasoningItem(Strict):
         return None
 
 
-InputItem = Annotated[InputMessage | CallItem | OutputItem | ReasoningItem, Field(union_mode="smart")]
+def _member_of(item: Any) -> str:
+    """What has no type is a message, as at OpenAI's."""
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    return f"{MEMBER}{kind}" if isinstance(kind, str) else MEMBER
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag(f"{MEMBER}message")]
+    | Annotated[CallItem, Tag(f"{MEMBER}function_call")]
+    | Annotated[OutputItem, Tag(f"{MEMBER}function_call_output")]
+    | Annotated[ReasoningItem, Tag(f"{MEMBER}reasoning")],
+    Discriminator(
+        _member_of,
+        custom_error_type="item_type",
+        custom_error_message="an item's type must be message, function_call, function_call_output or reasoning",
+    ),
+]
+"""One member is tried, the one of its type: each that is tried in vain makes errors for all of its fields."""
 
 
 def to_messages(items: str | list[InputItem]) -> list[dict[str, Any]]:

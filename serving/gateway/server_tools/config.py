@@ -77,7 +77,7 @@ class ServerTools(_Frozen):
         own = fields.get("tools") or []
         if not wanted or not isinstance(own, list) or fields.get("tool_choice") == "none":
             return dict(fields), {}
-        taken = {_name_of(tool) for tool in own}
+        taken = {name for name in map(_name_of, own) if isinstance(name, str)}  # others are for the body's own checks
         added = {tool.name: tool for tool in wanted if tool.name not in taken}
         return {**fields, "tools": [*own, *(tool.to_chat() for tool in added.values())]}, added
 

@@ -57,3 +57,10 @@ def test_what_is_wrong_is_named(tmp_path, text, words):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_server_tools(str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize("name", [["a"], {"a": 1}, 3, None])
+def test_a_clients_tool_of_no_proper_name_is_left_to_the_bodys_own_checks(tmp_path, name):
+    own = {"type": "function", "function": {"name": name}}
+    offered, added = read(tmp_path, GOOD).offer({"tools": [own]})
+    assert (len(offered["tools"]), list(added)) == (2, ["weather"])
