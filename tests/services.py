@@ -90,7 +90,7 @@ async def running_app(address, *, ready=True, tools=NO_TOOLS, **config):
     async with running_client(address, ready=ready) as client:
         app = create_app(GatewayConfig(replica=address, **config), client, Metrics(CollectorRegistry()), tools=tools)
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://app", **NO_SET_UP) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", **NO_SET_UP) as http:
             yield http
         await app.state.tool_caller.close()
 

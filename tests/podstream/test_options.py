@@ -22,7 +22,10 @@ ENGINE = EngineConfig(
     loras=("a=/a", "b=gs://b/c=d"), max_loras=3, max_lora_rank=8,
 )  # fmt: skip
 REPLICA = ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318", "h:8476", 4, 2, 7.5)
-GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5, "/t.toml", "json", "http://c:4318")
+GATEWAY = GatewayConfig(
+    "0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5, "/t.toml", "json", "http://c:4318",
+    allow_hosts=("gate.lan", "[fe80::1]"), allow_origins=("https://a.b", "*"),
+)  # fmt: skip
 
 
 def read_back(monkeypatch, module, arguments):
