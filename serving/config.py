@@ -148,6 +148,10 @@ class EngineConfig:
     """None fixes `loras`."""
     max_lora_rank: Annotated[int, Flag("--max-lora-rank", "Highest rank of an adapter.")] = 16
     """All of them take the room of this one."""
+    control_tokens: Annotated[
+        bool, Flag("--control-tokens", "Take text like <|im_end|> in messages for the token that it spells.")
+    ] = False
+    """Otherwise it stays text: see `serving.engine.control_tokens`."""
 
     @property
     def num_adapters(self) -> int:

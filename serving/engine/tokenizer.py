@@ -8,6 +8,7 @@ import tokenizers
 from model.card import TextAssets
 from model.errors import CheckpointError
 from serving.engine.chat_template import ChatTemplate
+from serving.engine.control_tokens import ControlTokens
 from serving.engine.detokenizer import Detokenizer, new_vocabulary
 from serving.engine.stop_strings import StopStrings
 from serving.errors import InvalidRequest
@@ -27,6 +28,7 @@ class Tokenizer:
         self._vocabulary = new_vocabulary(self._tokenizer, text.tokenizer_json)
         self._bos = self._bos_ids(text)
         self._template = _template(text)
+        self._control = ControlTokens(text.tokenizer_json, self._tokenizer.get_added_tokens_decoder())
 
     @property
     def vocab_size(self) -> int:
@@ -39,7 +41,24 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """A conversation without tools, rendered and encoded."""
-        return self.encode_rendered(self.render_chat(messages))
+        return self.read_chat(messages)[0]
+
+    def read_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        with_control_tokens: bool = False,
+    ) -> tuple[list[int], str]:
+        """A conversation's token ids, and how the template wrote it. What messages and tools say is text, also where it
+        spells a control token, unless `with_control_tokens`. Raises what `render_chat` does."""
+        if not with_control_tokens:
+            messages, tools = self._control.hide(messages), self._control.hide(tools)
+        text = self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
+        if self._control.is_marked(text):
+            return self._control.encode(text), self._control.reveal(text)
+        return self._ids(text), text
 
     def encode_rendered(self, text: str) -> list[int]:
         """What a chat template wrote, BOS included if it wants one."""

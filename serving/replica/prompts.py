@@ -70,6 +70,8 @@ class PromptReader:
     thinks: bool = False
     embeds: bool = False
     """Whether the engine makes embeddings."""
+    with_control_tokens: bool = False
+    """Whether messages may spell control tokens."""
 
     def read(self, request: Request) -> ReadPrompt:
         """Raises ModelNotFound, PromptTooLong or InvalidRequest."""
@@ -108,8 +110,12 @@ class PromptReader:
         self.adapters.find(model)
         match prompt:
             case ChatPrompt(messages, tools):
-                text = self.tokenizer.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
-                return self.tokenizer.encode_rendered(text)
+                return self.tokenizer.read_chat(
+                    messages,
+                    tools,
+                    add_generation_prompt=add_generation_prompt,
+                    with_control_tokens=self.with_control_tokens,
+                )[0]
             case TextPrompt(text):
                 return self.tokenizer.encode(text) if with_bos else self.tokenizer.encode_rendered(text)
             case TokenPrompt(token_ids):
@@ -150,8 +156,8 @@ class PromptReader:
             case TextPrompt(text):
                 return tuple(self.tokenizer.encode(text)), False
             case ChatPrompt(messages, tools):
-                text = self.tokenizer.render_chat(messages, tools)
-                return tuple(self.tokenizer.encode_rendered(text)), self.thinks and begins_in_thought(text)
+                ids, text = self.tokenizer.read_chat(messages, tools, with_control_tokens=self.with_control_tokens)
+                return tuple(ids), self.thinks and begins_in_thought(text)
             case TokenPrompt(token_ids):
                 return token_ids, False
 

@@ -48,6 +48,7 @@ class ServedModel:
             ToolDialect(config.tool_dialect) if config.tool_dialect else choose_tool_dialect(template),
             thinks(template) if config.reasoning is None else config.reasoning,
             config.embeddings is not None,
+            config.control_tokens,
         )
         return cls(name, engine, adapters, reader, eos_ids, capacity=config.num_slots + config.max_waiting)
 

@@ -19,7 +19,7 @@ ENGINE = EngineConfig(
     overlap=False, prefix_cache=False, host_cache_bytes=1 << 30, compile_cache="/c", crash_folder="/d", decode_steps=3,
     speculate="ngram:5", tool_dialect="mistral", reasoning=False,
     model_files="/f", keys="/k.toml", embeddings="last",
-    loras=("a=/a", "b=gs://b/c=d"), max_loras=3, max_lora_rank=8,
+    loras=("a=/a", "b=gs://b/c=d"), max_loras=3, max_lora_rank=8, control_tokens=True,
 )  # fmt: skip
 REPLICA = ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318", "h:8476", 4, 2, 7.5)
 GATEWAY = GatewayConfig(
