@@ -83,12 +83,12 @@ class ControlTokens:
                 encoder.no_truncation()
                 encoder.no_padding()
                 encoder.encode_special_tokens = True
-                ids = {}
+                ids: dict[int, int] = {}
                 for token_id, token in self._special.values():
                     place = self._placeholder(token_id)
                     encoder.add_tokens(
                         [AddedToken(place, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=False)]
                     )
-                    ids[encoder.token_to_id(place)] = token_id
+                    ids[int(encoder.token_to_id(place) or 0)] = token_id
                 self._encoder = encoder, ids
             return self._encoder

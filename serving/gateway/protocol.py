@@ -151,7 +151,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if is_old:
             self.cycle.keep_alive = self.parser.should_keep_alive()
         if is_old or self.expect_100_continue:
-            self.cycle.send = _Frames(self.cycle, self._connection, is_old).send  # type: ignore[method-assign]
+            self.cycle.send = _Frames(self.cycle, self._connection, is_old).send  # type: ignore[method-assign, assignment]
 
     def on_message_complete(self) -> None:
         if not self.ignores_upgrade:
