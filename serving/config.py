@@ -5,7 +5,9 @@ tree, passes it on to the processes that it starts (`podstream.options`). None m
 memory", and is resolved into a new value.
 """
 
+import ipaddress
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -23,6 +25,7 @@ LOG_FORMATS = ("text", "json")
 POOLINGS = ("mean", "last")
 ATTENTIONS = ("xla", "cpu", "tpu", "ragged", "gpu")
 NGRAM, DRAFT = "ngram:", "draft:"
+ANY = "*"
 MAX_DRAFTS = 15  # a tile of 16 queries
 
 
@@ -145,6 +148,10 @@ class EngineConfig:
     """None fixes `loras`."""
     max_lora_rank: Annotated[int, Flag("--max-lora-rank", "Highest rank of an adapter.")] = 16
     """All of them take the room of this one."""
+    control_tokens: Annotated[
+        bool, Flag("--control-tokens", "Take text like <|im_end|> in messages for the token that it spells.")
+    ] = False
+    """Otherwise it stays text: see `serving.engine.control_tokens`."""
 
     stuck_s: Annotated[
         float,
@@ -283,8 +290,26 @@ class GatewayConfig:
     """See `serving.gateway.server_tools.config`."""
     log_format: LogFormat = "text"
     otlp_traces: OtlpTraces = None
+    allow_hosts: Annotated[
+        tuple[str, ...],
+        Flag("--allow-host", "A name that clients ask for, beside loopback's; repeatable, * for any.", "NAME"),
+    ] = ()
+    """None named: any, where `host` is not loopback. See `serving.gateway.access`."""
+    allow_origins: Annotated[
+        tuple[str, ...],
+        Flag("--allow-origin", "A web page's origin that may ask (CORS); repeatable, * for any.", "ORIGIN"),
+    ] = ()
+    """Beside them, where `host` is loopback, those of loopback."""
 
     def __post_init__(self) -> None:
+        for host in self.allow_hosts:
+            if not re.fullmatch(r"\*|\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]*]+", host):
+                raise ConfigError(f"--allow-host reads like chat.example.com, without scheme and port, got {host!r}.")
+        for origin in self.allow_origins:
+            if not re.fullmatch(r"\*|null|[A-Za-z][\w.+-]*://[^\s/]*", origin):
+                raise ConfigError(
+                    f"--allow-origin reads like https://chat.example.com, without a path, got {origin!r}."
+                )
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"--port must be from 0 (any free one) to 65535, got {self.port}.")
         _check_address(self.replica)
@@ -309,6 +334,15 @@ class ServeConfig:
                 f"the gateway would look for a replica at {self.gateway.replica}, "
                 f"but the replica listens at {self.replica.address}."
             )
+
+
+def is_loopback(host: str) -> bool:
+    """A name or an address of this machine that no other machine reaches."""
+    name = host.lower().rstrip(".").strip("[]")
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
 
 
 def _check_positive(config: Any, *names: str) -> None:

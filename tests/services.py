@@ -24,7 +24,8 @@ from serving.replica.server import ReplicaService
 from serving.replica.transport import SERVER_OPTIONS
 from tests.fakes import FakeEngineLoop, fake_card
 
-ENGINE_CONFIG = EngineConfig("nowhere")
+ENGINE_CONFIG = EngineConfig("nowhere", control_tokens=True)
+"""The fake model repeats its prompt, so that a conversation makes it end by spelling its end token."""
 NO_SET_UP = {"trust_env": False, "verify": False}
 """Of an httpx client: reading the certificates takes longer than most tests."""
 
@@ -90,7 +91,7 @@ async def running_app(address, *, ready=True, tools=NO_TOOLS, **config):
     async with running_client(address, ready=ready) as client:
         app = create_app(GatewayConfig(replica=address, **config), client, Metrics(CollectorRegistry()), tools=tools)
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://app", **NO_SET_UP) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", **NO_SET_UP) as http:
             yield http
         await app.state.tool_caller.close()
 

@@ -1,6 +1,6 @@
 """Tokenizer: text and conversations to token ids, and the way back through a Detokenizer per answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -8,6 +8,7 @@ import tokenizers
 from model.card import TextAssets
 from model.errors import CheckpointError
 from serving.engine.chat_template import ChatTemplate
+from serving.engine.control_tokens import ControlTokens
 from serving.engine.detokenizer import Detokenizer, new_vocabulary
 from serving.engine.stop_strings import StopStrings
 from serving.engine.token_bound import token_bound
@@ -30,6 +31,7 @@ class Tokenizer:
         self._bound = token_bound(text.tokenizer_json)
         self._template = _template(text, text.chat_template)
         self._tool_template = _template(text, text.tool_template)
+        self._control = ControlTokens(text.tokenizer_json, self._tokenizer.get_added_tokens_decoder())
 
     @property
     def vocab_size(self) -> int:
@@ -46,7 +48,27 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """A conversation without tools, rendered and encoded."""
-        return self.encode_rendered(self.render_chat(messages))
+        return self.read_chat(messages)[0]
+
+    def read_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        with_control_tokens: bool = False,
+        check: Callable[[str], None] = lambda text: None,
+    ) -> tuple[list[int], str]:
+        """A conversation's token ids, and how the template wrote it. What messages and tools say is text, also where it
+        spells a control token, unless `with_control_tokens`. `check` sees the text before it is encoded. Raises what
+        that and `render_chat` do."""
+        if not with_control_tokens:
+            messages, tools = self._control.hide(messages), self._control.hide(tools)
+        text = self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
+        is_marked = self._control.is_marked(text)
+        shown = self._control.reveal(text) if is_marked else text
+        check(shown)
+        return self._control.encode(text) if is_marked else self._ids(text), shown
 
     def encode_rendered(self, text: str) -> list[int]:
         """What a chat template wrote, BOS included if it wants one."""

@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from serving import tracing
 from serving.config import GatewayConfig
+from serving.gateway.access import AccessRules
 from serving.gateway.adapters import LoadBody, UnloadBody, adapters_router
 from serving.gateway.admission.admission import Admission
 from serving.gateway.answers import answers_router
@@ -11,10 +12,12 @@ from serving.gateway.body_budget import LARGEST_AT_ONCE, BodyBudget, BoundBodies
 from serving.gateway.call import Services
 from serving.gateway.chat.body import ShortBody
 from serving.gateway.chat.router import chat_router
+from serving.gateway.door import Cors, Door
 from serving.gateway.embeddings import EmbeddingsBody, embeddings_router
 from serving.gateway.errors import add_error_handlers
 from serving.gateway.health import health_router
 from serving.gateway.http_metrics import HttpMetrics
+from serving.gateway.methods import HeadAsGet
 from serving.gateway.models import models_router
 from serving.gateway.openapi import add_openapi
 from serving.gateway.request_id import RequestId
@@ -45,6 +48,7 @@ def create_app(
     """`replica` must be started by the caller, on the loop that serves the app, and `app.state.tool_caller` closed."""
     tool_caller = ToolCaller(metrics.registry)
     services = Services(replica, admission or Admission(config.max_queued), metrics, tools, tool_caller)
+    rules = AccessRules.of(config)
     app = FastAPI(title="podstream", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.tool_caller = tool_caller
     app.state.body_budget = BodyBudget(LARGEST_AT_ONCE * config.max_body_bytes)
@@ -61,6 +65,9 @@ def create_app(
     app.add_middleware(BoundBodies, budget=app.state.body_budget)
     if tracing.is_on():
         app.add_middleware(TraceRequests)
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(Door, rules=rules)
+    app.add_middleware(Cors, rules=rules)
     app.add_middleware(RequestId)
     app.add_middleware(HttpMetrics, registry=metrics.registry)
     return app

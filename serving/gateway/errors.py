@@ -6,10 +6,11 @@ from collections.abc import Mapping
 import orjson
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from serving.errors import EngineFailed, InvalidRequest, ReplicaError, RequestError, ServiceError
+from serving.gateway.methods import allowed_methods
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ def error_response(error: ServiceError, headers: Mapping[str, str] | None = None
 def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
 
 
@@ -78,9 +80,16 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the router raises: no such path, or the path with another method."""
     assert isinstance(error, HTTPException)
     if error.status_code == WrongMethod.http_status:
-        message = f"{request.url.path} does not take {request.method}."
-        return error_response(WrongMethod(message), error.headers)
+        allow = {"allow": ", ".join(allowed_methods(request.app.routes, request.scope))}
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=allow)
+        return error_response(WrongMethod(f"{request.url.path} does not take {request.method}."), allow)
     return error_response(NoSuchPath(f"there is nothing at {request.method} {request.url.path}."))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """The client went before its body was there, which is its right: nobody reads this, and nothing is logged."""
+    return error_response(InvalidRequest("the body has no end."))
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

@@ -42,8 +42,10 @@ def _read_arguments(value: Any, info: ValidationInfo) -> Any:
     the call was cut or written badly, stays the text that the model wrote."""
     if not isinstance(value, str):
         return {} if value is None else value
+    if not (text := value.lstrip()).startswith("{"):
+        return value if text else {}
     try:
-        arguments = (info.context or JsonRoom()).read(value or "{}")
+        arguments = (info.context or JsonRoom()).read(value)
     except (orjson.JSONDecodeError, InvalidRequest):
         return value
     return arguments if isinstance(arguments, dict) else value

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from model.card import GenerationDefaults
@@ -73,6 +74,8 @@ class PromptReader:
     thinks: bool = False
     embeds: bool = False
     """Whether the engine makes embeddings."""
+    with_control_tokens: bool = False
+    """Whether messages may spell control tokens."""
 
     def read(self, request: Request) -> ReadPrompt:
         """Raises ModelNotFound, PromptTooLong or InvalidRequest."""
@@ -111,9 +114,8 @@ class PromptReader:
         self.adapters.find(model)
         match prompt:
             case ChatPrompt(messages, tools):
-                text = self.tokenizer.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
-                self._check_length_of(text, "messages")
-                return self.tokenizer.encode_rendered(text)
+                ids, _ = self._read_chat(messages, tools, add_generation_prompt=add_generation_prompt)
+                return ids
             case TextPrompt(text):
                 self._check_length_of(text, "prompt")
                 return self.tokenizer.encode(text) if with_bos else self.tokenizer.encode_rendered(text)
@@ -156,11 +158,26 @@ class PromptReader:
                 self._check_length_of(text, "prompt")
                 return tuple(self.tokenizer.encode(text)), False
             case ChatPrompt(messages, tools):
-                text = self.tokenizer.render_chat(messages, tools)
-                self._check_length_of(text, "messages")
-                return tuple(self.tokenizer.encode_rendered(text)), self.thinks and begins_in_thought(text)
+                ids, text = self._read_chat(messages, tools)
+                return tuple(ids), self.thinks and begins_in_thought(text)
             case TokenPrompt(token_ids):
                 return token_ids, False
+
+    def _read_chat(
+        self,
+        messages: tuple[dict[str, Any], ...],
+        tools: tuple[dict[str, Any], ...],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> tuple[list[int], str]:
+        """As Tokenizer.read_chat."""
+        return self.tokenizer.read_chat(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            with_control_tokens=self.with_control_tokens,
+            check=partial(self._check_length_of, param="messages"),
+        )
 
     def _check_length_of(self, text: str, param: str) -> None:
         """Before its tokens are made, which takes seconds for megabytes. Of shorter ones they are counted."""

@@ -52,6 +52,7 @@ class ServedModel:
             else choose_tool_dialect(templates[0] or templates[1]),
             any(map(thinks, templates)) if config.reasoning is None else config.reasoning,
             config.embeddings is not None,
+            config.control_tokens,
         )
         capacity = config.num_slots + config.max_waiting
         return cls(name, engine, adapters, reader, eos_ids, capacity, card.source)

@@ -19,10 +19,13 @@ ENGINE = EngineConfig(
     overlap=False, prefix_cache=False, host_cache_bytes=1 << 30, compile_cache="/c", crash_folder="/d", decode_steps=3,
     speculate="ngram:5", tool_dialect="mistral", reasoning=False,
     model_files="/f", keys="/k.toml", embeddings="last",
-    loras=("a=/a", "b=gs://b/c=d"), max_loras=3, max_lora_rank=8,
+    loras=("a=/a", "b=gs://b/c=d"), max_loras=3, max_lora_rank=8, control_tokens=True, stuck_s=7.5,
 )  # fmt: skip
 REPLICA = ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318", "h:8476", 4, 2, 7.5)
-GATEWAY = GatewayConfig("0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5, "/t.toml", "json", "http://c:4318")
+GATEWAY = GatewayConfig(
+    "0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5, "/t.toml", "json", "http://c:4318",
+    allow_hosts=("gate.lan", "[fe80::1]"), allow_origins=("https://a.b", "*"),
+)  # fmt: skip
 
 
 def read_back(monkeypatch, module, arguments):

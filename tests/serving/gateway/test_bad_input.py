@@ -78,13 +78,13 @@ async def test_every_endpoint_refuses_what_is_no_body(checked, path):
 async def test_a_body_that_dribbles_is_given_up(shared_gateway, monkeypatch):
     monkeypatch.setattr(body_module, "BODY_TIMEOUT_S", 0.1)
     reader, writer = await connected(shared_gateway)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{{".encode())
     assert b" 408 " in await asyncio.wait_for(reader.readline(), 5)
     writer.close()
     assert (await shared_gateway.http.post(COMPLETIONS, json=GOOD)).status_code == 200
 
 
-@pytest.mark.parametrize("start", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"])
+@pytest.mark.parametrize("start", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"])
 async def test_headers_that_dribble_close_the_connection(shared_gateway, monkeypatch, start):
     monkeypatch.setattr(GatewayProtocol, "headers_timeout_s", 0.1)
     reader, writer = await connected(shared_gateway)

@@ -268,7 +268,7 @@ async def test_eight_megabytes_cost_little_everywhere(gateway, path):
 def unfinished(gateway, path, num_bytes):
     """A connection with a body that lacks its last byte."""
     connection = socket.create_connection((gateway.host, gateway.port), timeout=20)
-    connection.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {num_bytes}\r\n\r\n".encode())
+    connection.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {num_bytes}\r\n\r\n".encode())
     connection.sendall(b" " * (num_bytes - 1))
     return connection
 
@@ -320,7 +320,7 @@ async def test_many_at_once_keep_nobody_waiting(gateway):
 async def test_a_body_in_tiny_chunks_costs_little(gateway, size):
     def run():
         chunk = b"%x\r\n%s\r\n" % (size, b" " * size)
-        start = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        start = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
         with gateway.bounded(f"chunks of {size}"):
             connection = socket.create_connection((gateway.host, gateway.port), timeout=20)
             with connection, contextlib.suppress(ConnectionError):
@@ -389,7 +389,7 @@ def unfinished_message(gateway):
     """By hand: a frame of text that lacks its last byte."""
     connection = socket.create_connection((gateway.host, gateway.port), timeout=20)
     connection.sendall(
-        b"GET /v1/chat/ws HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"GET /v1/chat/ws HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
         b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     )
     while b"\r\n\r\n" not in connection.recv(4096):

@@ -1,5 +1,7 @@
 """Requests that cannot be served: the right status, OpenAI's error shape, a sentence with names and numbers."""
 
+import asyncio
+
 import pytest
 
 from tests.fakes import FAKE_NAME, FakeEngineLoop
@@ -182,17 +184,20 @@ async def test_a_stream_that_is_refused_has_the_proper_status(http):
     error_of(response, 404)
 
 
-async def test_a_full_gateway_says_when_to_come_back(gateway, engine):
+async def test_a_full_gateway_says_when_to_come_back():
+    engine = FakeEngineLoop()
     engine.go.clear()
-    gateway.admission._max_queued = 1
     body = {"model": FAKE_NAME, "prompt": "abc"}
-    async with gateway.http.stream("POST", COMPLETIONS, json=body | {"stream": True}) as first:
-        refused = await gateway.http.post(COMPLETIONS, json=body)
-        engine.go.set()
-        await first.aread()
-    assert error_of(refused, 429)["code"] == "queue_full"
-    assert int(refused.headers["retry-after"]) >= 1
-    assert (await gateway.http.post(COMPLETIONS, json=body)).status_code == 200
+    async with running_replica(engine) as replica, running_gateway(replica.address, max_queued=1) as gateway:
+        http = gateway.http
+        async with http.stream("POST", COMPLETIONS, json=body | {"stream": True}) as first:
+            refused = await http.post(COMPLETIONS, json=body)
+            engine.go.set()
+            await first.aread()
+        assert error_of(refused, 429)["code"] == "queue_full"
+        assert int(refused.headers["retry-after"]) >= 1
+        await asyncio.sleep(int(refused.headers["retry-after"]))
+        assert (await http.post(COMPLETIONS, json=body)).status_code == 200
 
 
 async def test_a_full_replica_refuses_before_the_status_line():
