@@ -187,17 +187,20 @@ def top(
 @app.command()
 def profile(
     steps: Annotated[int, typer.Argument(min=1, help="How many steps to trace.")],
-    to: Annotated[str, typer.Option(help="Folder on the replica's machine, or URL.")] = "podstream-trace",
+    name: Annotated[
+        str, typer.Option("--as", help="Of the trace's folder, below the replica's --profile-dir.")
+    ] = "trace",
     url: Annotated[str, typer.Option(help="A gateway, whose replica is traced.")] = "http://127.0.0.1:8000",
     replica: Annotated[str | None, typer.Option(help="Address of the replica, instead of --url.")] = None,
     wait_s: Annotated[float, typer.Option("--wait-s", min=0.1, help="How long to wait for steps.")] = 60.0,
+    secret_file: Annotated[str | None, opt.option(ReplicaConfig, "secret_file")] = None,
 ) -> None:
     """Write an XProf trace of a replica's next steps."""
     from rich.console import Console
 
     from podstream.profile import profile as run_profile
 
-    run_profile(steps, to, replica=replica, url=url, wait_s=wait_s, console=Console())
+    run_profile(steps, name, replica=replica, url=url, wait_s=wait_s, console=Console(), secret_file=secret_file)
 
 
 @app.command()

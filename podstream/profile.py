@@ -1,7 +1,5 @@
 """`podstream profile`: asks a running replica for an XProf trace of its next steps."""
 
-from pathlib import Path
-
 import grpc
 import httpx
 from rich.console import Console
@@ -11,6 +9,7 @@ from podstream.scrape import Scrape
 from serving.replica.proto import replica_pb2 as pb
 from serving.replica.proto.replica_pb2_grpc import ReplicaStub
 from serving.replica.transport import CHANNEL_OPTIONS
+from serving.secret import Secret
 
 SCRAPE_TIMEOUT_S = 3.0
 WRITE_S = 120.0  # to write the files, once the steps have run
@@ -20,19 +19,33 @@ class ProfileFailed(PodstreamError):
     """There is no trace; the message says why."""
 
 
-def profile(steps: int, folder: str, *, replica: str | None, url: str, wait_s: float, console: Console) -> None:
-    """Trace the replica at the address `replica`, else the one behind the gateway at `url`. It writes `folder` itself.
+def profile(
+    steps: int,
+    name: str,
+    *,
+    replica: str | None,
+    url: str,
+    wait_s: float,
+    console: Console,
+    secret_file: str | None = None,
+) -> None:
+    """Trace the replica at the address `replica`, else the one behind the gateway at `url`. It writes the trace itself,
+    below its `--profile-dir`.
 
-    Raises ProfileFailed.
+    Raises ProfileFailed, and ConfigError for a secret that cannot be read.
     """
+    secret = Secret.read(secret_file)
     address = replica or find_replica(url)
-    folder = folder if "://" in folder else str(Path(folder).absolute())
     console.print(f"waiting for {steps} steps of the replica at {address}", highlight=False, markup=False)
-    traced = _ask(address, pb.ProfileRequest(steps=steps, folder=folder, wait_s=wait_s))
-    if not traced:
-        raise ProfileFailed(f"no step ran in {wait_s:g} s, so the trace in {folder} is empty; send requests meanwhile.")
+    reply = _ask(address, pb.ProfileRequest(steps=steps, name=name, wait_s=wait_s), secret)
+    if not reply.steps:
+        raise ProfileFailed(
+            f"no step ran in {wait_s:g} s, so the trace in {reply.folder} is empty; send requests meanwhile."
+        )
     console.print(
-        f"{traced} steps are in {folder}; look at them with xprof or TensorBoard.", highlight=False, markup=False
+        f"{reply.steps} steps are in {reply.folder}; look at them with xprof or TensorBoard.",
+        highlight=False,
+        markup=False,
     )
 
 
@@ -53,14 +66,16 @@ def find_replica(url: str) -> str:
     return addresses[0]
 
 
-def _ask(address: str, request: pb.ProfileRequest) -> int:
-    """The number of steps that were traced."""
+def _ask(address: str, request: pb.ProfileRequest, secret: Secret | None) -> pb.ProfileReply:
+    metadata = () if secret is None else secret.metadata
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         try:
-            reply: pb.ProfileReply = _stub(channel).Profile(request, timeout=request.wait_s + WRITE_S)
+            reply: pb.ProfileReply = _stub(channel).Profile(
+                request, timeout=request.wait_s + WRITE_S, metadata=metadata
+            )
         except grpc.RpcError as error:
             raise _failure(address, error) from error
-    return reply.steps
+    return reply
 
 
 def _failure(address: str, error: grpc.RpcError) -> ProfileFailed:

@@ -148,6 +148,11 @@ class EngineConfig:
     """None fixes `loras`."""
     max_lora_rank: Annotated[int, Flag("--max-lora-rank", "Highest rank of an adapter.")] = 16
     """All of them take the room of this one."""
+    profile_folder: Annotated[
+        str | None,
+        Flag("--profile-dir", "Folder or URL below which `podstream profile` may have traces written.", "DIR"),
+    ] = None
+    """None: nothing is written for who asks over the network."""
     control_tokens: Annotated[
         bool, Flag("--control-tokens", "Take text like <|im_end|> in messages for the token that it spells.")
     ] = False
@@ -219,6 +224,9 @@ class EngineConfig:
 
 
 DrainS = Annotated[float, Flag("--drain-s", "Seconds that running answers get after SIGTERM.")]
+SecretFile = Annotated[
+    str | None, Flag("--secret-file", "A secret that replica, gateways and hosts share; nobody else is obeyed.", "FILE")
+]
 LogFormat = Annotated[
     str, Flag("--log-format", "text for people; json for machines: every event, with its request's id.")
 ]
@@ -247,6 +255,8 @@ class ReplicaConfig:
     num_processes: Annotated[int, Flag("--num-processes", "Hosts of the slice, one process each.")] = 1
     process_id: Annotated[int, Flag("--process-id", "Number of this host; host 0 serves gRPC.")] = 0
     join_s: Annotated[float, Flag("--join-s", "Seconds that hosts wait for each other while they start.")] = 300.0
+    secret_file: SecretFile = None
+    """Needed as soon as somebody beyond this machine can reach the replica or its hosts."""
 
     def __post_init__(self) -> None:
         _check_address(self.address)
@@ -263,6 +273,15 @@ class ReplicaConfig:
             raise ConfigError("--coordinator and --num-processes (2 or more) belong together.")
         if self.coordinator is not None:
             _check_coordinator(self.coordinator)
+        self._check_secret()
+
+    def _check_secret(self) -> None:
+        for flag, address in (("--listen", self.address), ("--coordinator", self.coordinator)):
+            if self.secret_file is None and address is not None and not _stays_here(address):
+                raise ConfigError(
+                    f"{flag} {address} can be reached from other machines: give replica, gateways and hosts the same "
+                    "secret with --secret-file FILE."
+                )
 
     @property
     def coordinator_address(self) -> tuple[str, int]:
@@ -300,6 +319,7 @@ class GatewayConfig:
         Flag("--allow-origin", "A web page's origin that may ask (CORS); repeatable, * for any.", "ORIGIN"),
     ] = ()
     """Beside them, where `host` is loopback, those of loopback."""
+    secret_file: SecretFile = None
 
     def __post_init__(self) -> None:
         for host in self.allow_hosts:
@@ -372,6 +392,11 @@ def _check_seconds(config: Any, name: str) -> None:
     value = getattr(config, name)
     if not (math.isfinite(value) and value >= 0):
         raise ConfigError(f"{flags_of(config)[name].name} must be 0 or more seconds, got {value}.")
+
+
+def _stays_here(address: str) -> bool:
+    """No other machine reaches it."""
+    return address.startswith(UNIX_PREFIX) or is_loopback(address.rpartition(":")[0])
 
 
 def _check_address(address: str) -> None:

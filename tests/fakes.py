@@ -147,7 +147,7 @@ class FakeEngineLoop:
             self.adapters[place] = path
 
     def start_trace(self, folder):
-        if folder == "/full":
+        if folder == "/traces/full":
             raise InvalidRequest("no trace can be started: the disk is full.")
         self.traces.append([folder, self.num_steps, None])
 

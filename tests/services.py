@@ -18,6 +18,7 @@ from serving.gateway.main import make_server
 from serving.gateway.server_tools.config import NO_TOOLS
 from serving.metrics import Metrics
 from serving.replica.client import ReplicaClient
+from serving.replica.guard import Guard
 from serving.replica.proto.replica_pb2_grpc import add_ReplicaServicer_to_server
 from serving.replica.served import ServedModel
 from serving.replica.server import ReplicaService
@@ -46,13 +47,15 @@ class Replica:
 
 
 @asynccontextmanager
-async def running_replica(engine=None, *, card=None, config=ENGINE_CONFIG, load=True, address=None):
+async def running_replica(
+    engine=None, *, card=None, config=ENGINE_CONFIG, load=True, address=None, profile_folder="/traces", secret=None
+):
     """A replica on a Unix socket in a short folder."""
     engine = engine or FakeEngineLoop()
     with tempfile.TemporaryDirectory(prefix="pod-") as folder:
         address = address or f"unix:{Path(folder) / 'replica.sock'}"
-        service = ReplicaService()
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        service = ReplicaService(profile_folder=profile_folder)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=() if secret is None else (Guard(secret),))
         add_ReplicaServicer_to_server(service, server)
         server.add_insecure_port(address)
         await server.start()
@@ -66,8 +69,8 @@ async def running_replica(engine=None, *, card=None, config=ENGINE_CONFIG, load=
 
 
 @asynccontextmanager
-async def running_client(address, *, ready=True):
-    client = ReplicaClient(address)
+async def running_client(address, *, ready=True, secret=None):
+    client = ReplicaClient(address, secret)
     client.start()
     try:
         if ready:

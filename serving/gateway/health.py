@@ -45,7 +45,7 @@ def describe_readiness(services: Services) -> tuple[str, str]:
     if services.admission.draining:
         return "draining", "the gateway is shutting down"
     if not replica.connected:
-        return "unavailable", "no replica is connected"
+        return "unavailable", replica.trouble
     return replica.status.state.value, replica.status.detail
 
 

@@ -28,6 +28,7 @@ from serving.gateway.websocket import SocketProtocol
 from serving.metrics import Metrics
 from serving.process import StopRequest, configure_logging, give_back_large_blocks, spare_the_collector
 from serving.replica.client import ReplicaClient
+from serving.secret import Secret
 
 logger = logging.getLogger(__name__)
 
@@ -36,21 +37,23 @@ LAST_EVENTS_S = 1.0  # time for the error events of cut streams to be written
 
 
 def run(config: GatewayConfig, listener: socket.socket, *, follow_parent: bool = False) -> None:
-    """Serve on `listener` until told to stop. Raises ConfigError for a tools file that cannot be read."""
+    """Serve on `listener` until told to stop. Raises ConfigError for files that cannot be read."""
     configure_logging(config.log_format, quiet=follow_parent)
     give_back_large_blocks()
     if config.otlp_traces is not None:
         tracing.turn_on("podstream-gateway", config.otlp_traces)
-    tools = read_server_tools(config.tools_file)
-    uvloop.run(_serve(config, tools, listener, follow_parent))
+    tools, secret = read_server_tools(config.tools_file), Secret.read(config.secret_file)
+    uvloop.run(_serve(config, tools, secret, listener, follow_parent))
 
 
-async def _serve(config: GatewayConfig, tools: ServerTools, listener: socket.socket, follow_parent: bool) -> None:
+async def _serve(
+    config: GatewayConfig, tools: ServerTools, secret: Secret | None, listener: socket.socket, follow_parent: bool
+) -> None:
     stop = StopRequest()
     stop.listen()
     if follow_parent:
         stop.follow_parent(config.drain_s)
-    replica = ReplicaClient(config.replica)
+    replica = ReplicaClient(config.replica, secret)
     replica.start()
     admission = Admission(config.max_queued)
     server = make_server(config, replica, admission, tools)

@@ -15,7 +15,7 @@ from serving.revision import digest, revision
 
 Fingerprint = dict[str, str]
 
-LOCAL = ("compile_cache", "crash_folder")
+LOCAL = ("compile_cache", "crash_folder", "profile_folder")
 """Fields of an EngineConfig that are a host's own business."""
 PACKAGES = ("podstream", "jax", "jaxlib", "flax", "numpy", "llguidance")
 

@@ -5,19 +5,24 @@ is and what it would run; what does not fit is refused by name, and so is who ha
 """
 
 import contextlib
-import ipaddress
+import logging
 import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from serving.config import ReplicaConfig
+from serving.config import ReplicaConfig, is_loopback
 from serving.errors import ConfigError
-from serving.hosts.connection import Connection
+from serving.hosts.connection import LOST_S, Connection
 from serving.hosts.fingerprint import Fingerprint, difference
+from serving.hosts.handshake import authenticate
 from serving.hosts.leader import Hosts, Progress
 from serving.hosts.messages import Hello, hello_from
+from serving.secret import Secret
+
+logger = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 TRY_S = 5.0
@@ -30,7 +35,7 @@ def gather(config: ReplicaConfig, fingerprint: Fingerprint, progress: Progress) 
     guests: dict[int, _Guest] = {}
     wanted = set(range(1, config.num_processes))
     end = time.monotonic() + config.join_s
-    with _arrivals(config) as arrivals:
+    with _arrivals(config, Secret.read(config.secret_file)) as arrivals:
         while missing := sorted(wanted - guests.keys()):
             progress(f"waiting for {_hosts(missing)} of {config.num_processes} at {config.coordinator}")
             try:
@@ -54,14 +59,18 @@ def gather(config: ReplicaConfig, fingerprint: Fingerprint, progress: Progress) 
 def join(config: ReplicaConfig, fingerprint: Fingerprint, progress: Progress) -> Connection:
     """Any other host: go to host 0 and wait until all are there. Raises ConfigError with the reason."""
     progress(f"waiting for host 0 at {config.coordinator}")
-    connection = Connection(_reach(config))
+    secret, sock = Secret.read(config.secret_file), _reach(config)
     hello = Hello(config.process_id, config.num_processes, socket.gethostname(), fingerprint)
-    try:
-        connection.send({"hello": hello})
-        answer = connection.receive()
-    except ConnectionError as error:
-        connection.close()
-        raise ConfigError(f"host 0 at {config.coordinator} {error} before all hosts were there.") from error
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(sock.close)
+        try:
+            authenticate(sock, secret, is_host_0=False)
+            connection = Connection(sock)
+            connection.send({"hello": hello})
+            answer = connection.receive()
+        except OSError as error:
+            raise ConfigError(f"host 0 at {config.coordinator} {error} before all hosts were there.") from error
+        on_failure.pop_all()
     if "refused" in answer:
         connection.close()
         raise ConfigError(str(answer["refused"]))
@@ -111,13 +120,14 @@ def _refuse(guests: dict[int, _Guest], reason: str) -> None:
 
 
 @contextlib.contextmanager
-def _arrivals(config: ReplicaConfig) -> Iterator["queue.SimpleQueue[_Guest]"]:
+def _arrivals(config: ReplicaConfig, secret: Secret | None) -> Iterator["queue.SimpleQueue[_Guest]"]:
     """Those who come, once they have said who they are. Each is heard in a thread of its own: a stranger who says
     nothing holds up nobody."""
     arrivals: queue.SimpleQueue[_Guest] = queue.SimpleQueue()
     closed = threading.Event()
     with _listen(config) as listener:
-        threading.Thread(target=_accept, args=(listener, config.num_processes, arrivals, closed), daemon=True).start()
+        greet = partial(_greet, secret=secret, num_processes=config.num_processes, arrivals=arrivals, closed=closed)
+        threading.Thread(target=_accept, args=(listener, greet), daemon=True).start()
         try:
             yield arrivals
         finally:
@@ -131,7 +141,7 @@ def _listen(config: ReplicaConfig) -> socket.socket:
     address is meant as one."""
     host, port = config.coordinator_address
     try:
-        if host == "localhost" or _is_loopback(host):
+        if is_loopback(host):
             return socket.create_server((host, port))
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -140,32 +150,30 @@ def _listen(config: ReplicaConfig) -> socket.socket:
         raise ConfigError(f"host 0 cannot listen at {config.coordinator} ({error.strerror or error}).") from error
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _accept(
-    listener: socket.socket, num_processes: int, arrivals: "queue.SimpleQueue[_Guest]", closed: threading.Event
-) -> None:
+def _accept(listener: socket.socket, greet: Callable[[socket.socket], None]) -> None:
     while True:
         try:
             sock, _ = listener.accept()
         except OSError:
             return  # all are there, or it is too late
-        threading.Thread(target=_greet, args=(sock, num_processes, arrivals, closed), daemon=True).start()
+        threading.Thread(target=greet, args=(sock,), daemon=True).start()
 
 
 def _greet(
-    sock: socket.socket, num_processes: int, arrivals: "queue.SimpleQueue[_Guest]", closed: threading.Event
+    sock: socket.socket,
+    secret: Secret | None,
+    num_processes: int,
+    arrivals: "queue.SimpleQueue[_Guest]",
+    closed: threading.Event,
 ) -> None:
-    connection = Connection(sock)
     try:
+        sock.settimeout(LOST_S)
+        authenticate(sock, secret, is_host_0=True)
+        connection = Connection(sock)
         hello = hello_from(connection.receive())
-    except ConnectionError:
-        connection.close()  # some stranger
+    except OSError as error:
+        logger.info("somebody who came to the port of the hosts %s", error)
+        sock.close()
         return
     if not 0 < hello.process_id < max(num_processes, hello.num_processes):
         _refuse({0: (hello, connection)}, f"host {hello.process_id} of {hello.num_processes} is none of ours.")

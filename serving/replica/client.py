@@ -26,6 +26,7 @@ from serving.replica.proto.replica_pb2_grpc import ReplicaStub
 from serving.replica.status import ReplicaStatus
 from serving.replica.transport import open_channel
 from serving.request import ChatPrompt, FinishReason, Request, TextPrompt, TokenPrompt, check_prompt_length
+from serving.secret import Secret
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,11 @@ Call = grpc.aio.StreamStreamCall[pb.ClientBatch, pb.ServerBatch]
 class ReplicaClient:
     """One replica, one stream, any number of requests on it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, secret: Secret | None = None) -> None:
         self._address = address
+        self._metadata = () if secret is None else secret.metadata
+        self._refusal = ""
+        """What the replica said when it refused this client, until it does not."""
         self._channel = open_channel(address)
         self._stub = ReplicaStub(self._channel)  # type: ignore[no-untyped-call]
         self._inboxes: dict[int, Inbox] = {}
@@ -77,6 +81,13 @@ class ReplicaClient:
     def ready(self) -> bool:
         """Whether a request sent now can be answered."""
         return self._connected and self._status.ready
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be answered, while not connected."""
+        if self._refusal:
+            return f"the replica at {self._address} refuses this gateway: {self._refusal}"
+        return f"no replica answers at {self._address}; it is starting or being restarted, try again in a moment."
 
     @property
     def num_in_flight(self) -> int:
@@ -145,7 +156,7 @@ class ReplicaClient:
 
     async def _ask(self, method: Any, request: Any, timeout_s: float = ASK_TIMEOUT_S) -> Any:
         try:
-            reply = await method(request, timeout=timeout_s)
+            reply = await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise ReplicaUnavailable(f"the replica at {self._address} does not answer: {error.details()}.") from error
         if reply.HasField("error"):
@@ -155,7 +166,9 @@ class ReplicaClient:
     async def fetch_status(self, timeout_s: float = 1.0) -> ReplicaStatus:
         """Ask now. Raises ReplicaUnavailable when there is no answer in time."""
         try:
-            status = convert.status_from_pb(await self._stub.GetStatus(pb.StatusRequest(), timeout=timeout_s))
+            status = convert.status_from_pb(
+                await self._stub.GetStatus(pb.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
+            )
             self._status, self._load = status, None
         except grpc.aio.AioRpcError as error:
             raise ReplicaUnavailable(f"the replica at {self._address} does not answer: {error.details()}.") from error
@@ -170,7 +183,7 @@ class ReplicaClient:
 
     async def _hold_stream(self) -> bool:
         """One stream from connect to break; returns whether it ever carried anything."""
-        call: Call = self._stub.Generate()
+        call: Call = self._stub.Generate(metadata=self._metadata)
         writer = asyncio.create_task(self._write(call))
         writer.add_done_callback(lambda _: call.cancel())  # a stream that cannot be written is of no use
         try:
@@ -191,7 +204,7 @@ class ReplicaClient:
         while isinstance(batch := await call.read(), pb.ServerBatch):
             if batch.HasField("status"):
                 self._status = convert.status_from_pb(batch.status)
-            self._connected = True
+            self._connected, self._refusal = True, ""
             self._spread(batch)
 
     async def _write(self, call: Call) -> None:
@@ -242,11 +255,15 @@ class ReplicaClient:
 
     def _why_not_ready(self) -> str:
         if not self._connected:
-            return f"no replica answers at {self._address}; it is starting or being restarted, try again in a moment."
+            return self.trouble
         return f"the replica is {self._status.state}: {self._status.detail or 'no token can be made yet'}."
 
     def _log_break(self, error: grpc.aio.AioRpcError) -> None:
-        if self._connected and self._status.ready:  # else it was announced
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            if not self._refusal:
+                logger.error("the replica at %s refuses this gateway: %s", self._address, error.details())
+            self._refusal = error.details() or "it says no more."
+        elif self._connected and self._status.ready:  # else it was announced
             logger.warning("the stream to the replica broke (%s): %s", error.code().name, error.details())
 
 

@@ -51,6 +51,9 @@ class GatewayStream:
     def receive(self, batch: pb.ClientBatch) -> None:
         for submit in batch.submits:
             handles = range(submit.handle, submit.handle + max(1, min(submit.num_choices, MAX_CHOICES)))
+            if any(handle in self._entering or handle in self._running for handle in handles):
+                logger.warning("request %s has the handle of another one, and is dropped", submit.request_id)
+                continue
             task = asyncio.create_task(self._enter(submit, handles))
             self._entering |= dict.fromkeys(handles, task)
             task.add_done_callback(partial(self._entered, handles))

@@ -28,10 +28,12 @@ from serving.hosts import fingerprint
 from serving.hosts.join import gather
 from serving.hosts.leader import Hosts
 from serving.process import StopRequest, configure_logging, leave, spare_the_collector
+from serving.replica.guard import Guard
 from serving.replica.proto.replica_pb2_grpc import add_ReplicaServicer_to_server
 from serving.replica.served import ServedModel
 from serving.replica.server import POLL_S, ReplicaService
 from serving.replica.transport import SERVER_OPTIONS
+from serving.secret import Secret
 
 logger = logging.getLogger(__name__)
 
@@ -76,10 +78,12 @@ class ReplicaProcess:
         self._engine = engine
         self._replica = replica
         self._build = build
-        self._service = ReplicaService(engine.stuck_s)
+        self._service = ReplicaService(engine.stuck_s, engine.profile_folder)
         self._hosts: Hosts | None = None
         self._health = health_aio.HealthServicer()
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        secret = Secret.read(replica.secret_file)
+        guards = () if secret is None else (Guard(secret),)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
 
     async def serve(self, follow_parent: bool) -> bool:
         """Returns whether there are threads that nothing can interrupt, and for which Python would wait."""

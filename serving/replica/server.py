@@ -41,8 +41,10 @@ ReplyT = TypeVar("ReplyT")
 class ReplicaService(ReplicaServicer):
     """Owns the streams and the table of running requests. All methods run on one event loop."""
 
-    def __init__(self, stuck_s: float = 10.0) -> None:
-        """A step of the engine that takes more than `stuck_s` is stuck (`StepWatch`)."""
+    def __init__(self, stuck_s: float = 10.0, profile_folder: str | None = None) -> None:
+        """A step of the engine that takes more than `stuck_s` is stuck (`StepWatch`). Traces are written below
+        `profile_folder`."""
+        self._profile_folder = profile_folder
         self._watch = StepWatch(stuck_s)
         self._status = ReplicaStatus()
         self._table: RunningTable | None = None
@@ -67,7 +69,7 @@ class ReplicaService(ReplicaServicer):
         """Start the engine and become ready, unless a drain came first."""
         loop = asyncio.get_running_loop()
         self._table = table = RunningTable(served)
-        self._profiler = Profiler(served.engine, lambda: table.stats.num_steps)
+        self._profiler = Profiler(served.engine, lambda: table.stats.num_steps, self._profile_folder)
 
         def on_step(step: StepOutput) -> None:  # on the engine's thread
             loop.call_soon_threadsafe(table.on_step, step)
@@ -254,7 +256,8 @@ class ReplicaService(ReplicaServicer):
         try:
             if self._profiler is None:
                 raise ReplicaUnavailable(f"the replica is {self._status.state}: {self._status.detail}.")
-            return pb.ProfileReply(steps=await self._profiler.trace(request.steps, request.folder, request.wait_s))
+            steps, folder = await self._profiler.trace(request.steps, request.name, request.wait_s)
+            return pb.ProfileReply(steps=steps, folder=folder)
         except ServiceError as error:
             await context.abort(grpc.StatusCode[error.grpc_status], str(error))
 

@@ -20,11 +20,13 @@ ENGINE = EngineConfig(
     speculate="ngram:5", tool_dialect="mistral", reasoning=False,
     model_files="/f", keys="/k.toml", embeddings="last",
     loras=("a=/a", "b=gs://b/c=d"), max_loras=3, max_lora_rank=8, control_tokens=True, stuck_s=7.5,
+    profile_folder="/traces",
 )  # fmt: skip
-REPLICA = ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318", "h:8476", 4, 2, 7.5)
+REPLICA = ReplicaConfig("unix:/r.sock", 2.5, "json", "http://c:4318", "h:8476", 4, 2, 7.5, "/secret")
 GATEWAY = GatewayConfig(
     "0.0.0.0", 8123, "unix:/r.sock", 12345, 7, 1.5, "/t.toml", "json", "http://c:4318",
     allow_hosts=("gate.lan", "[fe80::1]"), allow_origins=("https://a.b", "*"),
+    secret_file="/secret",
 )  # fmt: skip
 
 
@@ -52,8 +54,10 @@ def test_a_pod_of_a_leader_worker_set_knows_its_place(monkeypatch):
     pod = {"LWS_LEADER_ADDRESS": "set-0.svc", "LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "3"}
     for name, value in pod.items():
         monkeypatch.setenv(name, value)
-    _, replica, *_ = read_back(monkeypatch, "serving.hosts.follower", replica_arguments(ENGINE, ReplicaConfig()))
-    assert replica == ReplicaConfig(coordinator="set-0.svc:8476", num_processes=4, process_id=3)
+    _, replica, *_ = read_back(
+        monkeypatch, "serving.hosts.follower", replica_arguments(ENGINE, ReplicaConfig(secret_file="/s"))
+    )
+    assert replica == ReplicaConfig(coordinator="set-0.svc:8476", num_processes=4, process_id=3, secret_file="/s")
     chosen = read_back(monkeypatch, "serving.hosts.follower", replica_arguments(ENGINE, REPLICA))
     assert chosen[1] == REPLICA, "flags come first"
     assert place_in({**pod, "LWS_GROUP_SIZE": "1"}) == place_in({}) == Place()

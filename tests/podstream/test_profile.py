@@ -23,39 +23,32 @@ async def test_the_replica_behind_a_gateway_is_traced():
     engine = FakeEngineLoop(step_delay_s=0.002)
     async with running_replica(engine) as replica, running_gateway(replica.address) as gateway:
         answer = gateway.client.generate(Request("r", FAKE_NAME, TextPrompt("abc"), SamplingParams(max_tokens=500)))
-        shown = await run(20, "/trace", url=gateway.url)
+        shown = await run(20, "one", url=gateway.url)
         answer.close()
     assert replica.address in shown
-    assert "steps are in /trace" in shown
+    assert "steps are in /traces/one" in shown
     ((folder, first, last),) = engine.traces
-    assert folder == "/trace"
+    assert folder == "/traces/one"
     assert last - first >= 20
 
 
 async def test_an_idle_replica_is_said():
     async with running_replica() as replica:
         with pytest.raises(ProfileFailed, match=r"no step ran in 0\.05 s"):
-            await run(20, "/trace", replica=replica.address, wait_s=0.05)
-
-
-async def test_a_relative_folder_is_this_terminals():
-    async with running_replica() as replica:
-        with pytest.raises(ProfileFailed, match="empty"):
-            await run(1, "here", replica=replica.address, wait_s=0.05)
-        assert replica.engine.traces[0][0].endswith("/here")
+            await run(20, "one", replica=replica.address, wait_s=0.05)
 
 
 async def test_what_the_replica_refuses_is_shown():
     async with running_replica() as replica:
         with pytest.raises(ProfileFailed, match="1 to 1,000 steps, got 5,000"):
-            await run(5000, "/trace", replica=replica.address)
+            await run(5000, "one", replica=replica.address)
 
 
 async def test_nobody_there_is_one_clear_sentence():
     with pytest.raises(ProfileFailed, match=r"nothing answers at http://127.0.0.1:9 .*--replica"):
-        await run(1, "/trace")
+        await run(1, "one")
     with pytest.raises(ProfileFailed, match=r"no replica answers at 127.0.0.1:9;"):
-        await run(1, "/trace", replica="127.0.0.1:9")
+        await run(1, "one", replica="127.0.0.1:9")
 
 
 def test_a_page_without_a_replica_is_said(httpx_page):

@@ -379,20 +379,22 @@ class DrainRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ProfileRequest(_message.Message):
-    __slots__ = ("steps", "folder", "wait_s")
+    __slots__ = ("steps", "name", "wait_s")
     STEPS_FIELD_NUMBER: _ClassVar[int]
-    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     steps: int
-    folder: str
+    name: str
     wait_s: float
-    def __init__(self, steps: _Optional[int] = ..., folder: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, steps: _Optional[int] = ..., name: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class ProfileReply(_message.Message):
-    __slots__ = ("steps",)
+    __slots__ = ("steps", "folder")
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
     steps: int
-    def __init__(self, steps: _Optional[int] = ...) -> None: ...
+    folder: str
+    def __init__(self, steps: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("state", "model", "max_seq_len", "load", "counters", "detail", "created_unix_s", "tool_dialect", "thinks", "adapters", "max_adapters", "source")

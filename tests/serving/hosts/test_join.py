@@ -10,6 +10,7 @@ from serving.config import EngineConfig, ReplicaConfig
 from serving.errors import ConfigError
 from serving.hosts import fingerprint
 from serving.hosts.connection import Connection
+from serving.hosts.handshake import authenticate
 from serving.hosts.join import gather, jax_address, join
 from serving.hosts.messages import Hello
 from tests.slices import FINGERPRINT, Background, Guest, gathered, ignore, places
@@ -99,10 +100,29 @@ def test_who_comes_late_is_told():
     with socket.create_connection(first.coordinator_address) as sock:  # comes, but says nothing yet
         Guest(second)
         hosts = leader.result()
+        authenticate(sock, None, is_host_0=False)
         late = Connection(sock)
         late.send({"hello": Hello(1, 2, "late", FINGERPRINT)})
         assert late.receive() == {"refused": "host 1 came when nobody waited for it any more."}
         late.close()
+    hosts.stop()
+
+
+def with_secret(place, path, text):
+    path.write_text(text)
+    return dataclasses.replace(place, secret_file=str(path))
+
+
+def test_hosts_that_know_the_secret_find_each_other_and_nobody_else_comes_in(tmp_path):
+    first, second = places(2)
+    leader = Background(gather, with_secret(first, tmp_path / "0", "  the very, very secret\n"), FINGERPRINT, ignore)
+    wait_until_it_listens(first)
+    for stranger in (second, with_secret(second, tmp_path / "1", "another one's secret")):
+        with pytest.raises(ConfigError, match=r"host 0 at .* does not know the secret of --secret-file"):
+            join(stranger, FINGERPRINT, ignore)
+    Guest(with_secret(second, tmp_path / "2", "the very, very secret"))
+    hosts = leader.result()
+    assert hosts.numbers == [1]
     hosts.stop()
 
 
@@ -132,6 +152,8 @@ def test_jax_coordinates_one_port_above():
         ({"coordinator": "h", "num_processes": 2}, r"reads like 10\.0\.0\.1:8476"),
         ({"coordinator": "h:65535", "num_processes": 2}, "up to 65534"),
         ({"num_processes": 0}, "1 or more"),
+        ({"coordinator": "10.0.0.1:8476", "num_processes": 2}, "the same secret with --secret-file"),
+        ({"address": "0.0.0.0:9000"}, "can be reached from other machines"),
     ],
 )
 def test_impossible_places_are_refused(changes, reason):

@@ -17,10 +17,10 @@ from tests.services import running_replica, until
 class Steps:
     def __init__(self):
         self.engine = FakeEngineLoop()
-        self.profiler = Profiler(self.engine, lambda: self.engine.num_steps)
+        self.profiler = Profiler(self.engine, lambda: self.engine.num_steps, "/traces")
 
     def begin(self, steps, wait_s=10.0):
-        return asyncio.create_task(self.profiler.trace(steps, "/trace", wait_s))
+        return asyncio.create_task(self.profiler.trace(steps, "one", wait_s))
 
 
 async def test_a_trace_ends_when_its_steps_have_run():
@@ -31,8 +31,8 @@ async def test_a_trace_ends_when_its_steps_have_run():
     await asyncio.sleep(0.02)
     assert not tracing.done()
     steps.engine.num_steps = 10
-    assert await tracing == 3
-    assert steps.engine.traces == [["/trace", 7, 10]]
+    assert await tracing == (3, "/traces/one")
+    assert steps.engine.traces == [["/traces/one", 7, 10]]
 
 
 async def test_one_trace_at_a_time():
@@ -40,11 +40,11 @@ async def test_one_trace_at_a_time():
     tracing = steps.begin(1)
     await until(lambda: steps.engine.traces)
     with pytest.raises(Overloaded, match="another trace"):
-        await steps.profiler.trace(1, "/trace", 1.0)
+        await steps.profiler.trace(1, "two", 1.0)
     steps.engine.num_steps = 1
     await tracing
     steps.engine.num_steps = 2
-    assert await steps.begin(1, wait_s=0.01) == 0
+    assert (await steps.begin(1, wait_s=0.01))[0] == 0
 
 
 async def test_a_trace_that_nobody_waits_for_is_stopped():
@@ -60,14 +60,15 @@ async def test_a_trace_that_nobody_waits_for_is_stopped():
 async def test_a_trace_that_cannot_start_leaves_the_way_free():
     steps = Steps()
     with pytest.raises(InvalidRequest, match="disk is full"):
-        await steps.profiler.trace(1, "/full", 1.0)
-    assert await steps.begin(1, wait_s=0.01) == 0
+        await steps.profiler.trace(1, "full", 1.0)
+    assert (await steps.begin(1, wait_s=0.01))[0] == 0
 
 
 @pytest.mark.parametrize(
     ("wish", "reason"),
-    [((0, "/x", 1.0), "1 to 1,000 steps"), ((1001, "/x", 1.0), "1 to 1,000"), ((1, "x", 1.0), "absolute folder"),
-     ((1, "/x", 0.0), "up to 600 s"), ((1, "/x", float("nan")), "up to 600 s")],
+    [((0, "x", 1.0), "1 to 1,000 steps"), ((1001, "x", 1.0), "1 to 1,000"), ((1, "x", 0.0), "up to 600 s"),
+     ((1, "x", float("nan")), "up to 600 s")]
+    + [((1, name, 1.0), "no path") for name in ("", "/etc", "..", "../x", "a/b", ".ssh", "gs://b", "a\n", "x" * 101)],
 )  # fmt: skip
 async def test_impossible_wishes_are_refused(wish, reason):
     with pytest.raises(InvalidRequest, match=reason):
@@ -78,5 +79,12 @@ async def test_refusals_cross_the_wire():
     async with running_replica(load=False) as replica, open_channel(replica.address) as channel:
         replica.service.report("loading")
         with pytest.raises(grpc.aio.AioRpcError, match="the replica is starting: loading") as refused:
-            await ReplicaStub(channel).Profile(pb.ProfileRequest(steps=1, folder="/x", wait_s=1))
+            await ReplicaStub(channel).Profile(pb.ProfileRequest(steps=1, name="x", wait_s=1))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_without_a_folder_for_traces_nothing_is_written():
+    engine = FakeEngineLoop()
+    with pytest.raises(InvalidRequest, match="start the replica with --profile-dir DIR"):
+        await Profiler(engine, lambda: 0, None).trace(1, "x", 1.0)
+    assert not engine.traces

@@ -143,6 +143,18 @@ async def test_a_gateway_that_does_not_read_makes_nothing_grow():
     assert all(text == "x" * 500 for _, text, _ in said.values())
 
 
+async def test_a_handle_that_is_used_twice_is_dropped_and_said_in_one_line(caplog):
+    async with running_replica() as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=[submit(1), submit(1), submit(2)]))
+        said = await read_until_finished(call, [1, 2])
+        await call.write(pb.ClientBatch(submits=[submit(1)]))  # it is free again
+        again = await read_until_finished(call, [1])
+    assert [len(said[1][2]), len(said[2][2]), len(again[1][2])] == [1, 1, 1]
+    assert said[1][1] == said[2][1] == again[1][1] == echo("abc", 5)
+    [record] = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert "has the handle of another one" in record.getMessage() and record.exc_info is None
+
+
 async def test_draining_refuses_new_requests_and_finishes_running_ones():
     engine = FakeEngineLoop(step_delay_s=0.002)
     async with running_replica(engine) as replica, raw_stream(replica.address) as call:
