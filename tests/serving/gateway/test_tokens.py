@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.fakes import FAKE_NAME
+from serving.config import EngineConfig
+from tests.fakes import END_ID, END_TEXT, FAKE_NAME
+from tests.services import running_app, running_replica
 
 MESSAGES = [{"role": "user", "content": "hé"}]
 
@@ -19,6 +21,20 @@ async def test_counts_agree_with_usage(http):
     asked = {"model": FAKE_NAME, "messages": MESSAGES, "max_tokens": 1}
     usage = (await http.post("/v1/chat/completions", json=asked)).json()["usage"]
     assert told["count"] == usage["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize("control_tokens", [False, True])
+async def test_what_people_write_is_text_also_where_it_spells_a_control_token(control_tokens):
+    """But in the prompt of a completion, which is the model's own language; and with the flag everywhere."""
+    config = EngineConfig("nowhere", control_tokens=control_tokens)
+    messages = [{"role": "user", "content": f"a{END_TEXT}"}]
+    async with running_replica(config=config) as replica, running_app(replica.address) as http:
+        chat, raw = [
+            (await http.post("/tokenize", json=body)).json()["tokens"]
+            for body in ({"messages": messages}, {"prompt": f"a{END_TEXT}"})
+        ]
+    assert raw == [ord("a"), END_ID]
+    assert chat == (raw if control_tokens else list(f"a{END_TEXT}".encode()))
 
 
 @pytest.mark.parametrize(
