@@ -17,14 +17,15 @@ class Secret:
 
     @classmethod
     def read(cls, path: str | None) -> "Secret | None":
-        """None for no file. Blanks around are left out. Raises ConfigError for one that cannot be read, or guessed."""
+        """None for no file. Blanks around are left out. Raises ConfigError for one that cannot be read,
+        can be guessed, or cannot be the value of a gRPC header."""
         if path is None:
             return None
         try:
             value = Path(path).read_bytes().strip()
         except OSError as error:
             raise ConfigError(f"--secret-file {path} cannot be read ({error.strerror}).") from error
-        if len(value) < MIN_BYTES or not value.isascii() or b"\n" in value:
+        if len(value) < MIN_BYTES or not all(0x20 <= byte < 0x7F for byte in value):
             raise ConfigError(
                 f"--secret-file {path} must hold one line of {MIN_BYTES} or more ASCII characters, has {len(value)}; "
                 "`openssl rand -hex 32` makes a good one."

@@ -10,7 +10,7 @@ import grpc
 import httpx
 from prometheus_client import CollectorRegistry
 
-from serving.config import EngineConfig, GatewayConfig
+from serving.config import UNIX_PREFIX, EngineConfig, GatewayConfig
 from serving.gateway.admission.admission import Admission
 from serving.gateway.app import create_app
 from serving.gateway.listener import base_url, listen
@@ -50,14 +50,16 @@ class Replica:
 async def running_replica(
     engine=None, *, card=None, config=ENGINE_CONFIG, load=True, address=None, profile_folder="/traces", secret=None
 ):
-    """A replica on a Unix socket in a short folder."""
+    """A replica on a Unix socket in a short folder, or at a free port of `address`, as in 127.0.0.1:0."""
     engine = engine or FakeEngineLoop()
     with tempfile.TemporaryDirectory(prefix="pod-") as folder:
         address = address or f"unix:{Path(folder) / 'replica.sock'}"
         service = ReplicaService(profile_folder=profile_folder)
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=() if secret is None else (Guard(secret),))
+        guard = Guard(secret, is_private=address.startswith(UNIX_PREFIX))
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(guard,))
         add_ReplicaServicer_to_server(service, server)
-        server.add_insecure_port(address)
+        port = server.add_insecure_port(address)
+        address = f"{address[:-1]}{port}" if address.endswith(":0") else address
         await server.start()
         if load:
             service.serve(ServedModel.build(config, engine, card or fake_card()))

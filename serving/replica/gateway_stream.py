@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
 from serving import tracing
 from serving.context import REQUEST_ID
-from serving.errors import EngineFailed, ServiceError
+from serving.errors import EngineFailed, InvalidRequest, ServiceError
 from serving.replica import convert
 from serving.replica.events import Accepted, Delta, Ending
 from serving.replica.outbox import Outbox
@@ -19,6 +20,8 @@ from serving.request import MAX_CHOICES, FinishReason, Request
 from serving.tracing import Arrived
 
 logger = logging.getLogger(__name__)
+
+MAX_HANDLE = (1 << 64) - 1  # of a protocol's number
 
 
 class Entrance(Protocol):
@@ -51,8 +54,7 @@ class GatewayStream:
     def receive(self, batch: pb.ClientBatch) -> None:
         for submit in batch.submits:
             handles = range(submit.handle, submit.handle + max(1, min(submit.num_choices, MAX_CHOICES)))
-            if any(handle in self._entering or handle in self._running for handle in handles):
-                logger.warning("request %s has the handle of another one, and is dropped", submit.request_id)
+            if self._refuse_misnumbered(submit, handles):
                 continue
             task = asyncio.create_task(self._enter(submit, handles))
             self._entering |= dict.fromkeys(handles, task)
@@ -100,7 +102,19 @@ class GatewayStream:
         for handle, engine_id in zip(handles, engine_ids, strict=True):
             self._running[handle] = (table, engine_id)
 
-    def _refuse(self, handles: range, error: ServiceError) -> None:
+    def _refuse_misnumbered(self, submit: pb.Submit, handles: range) -> bool:
+        """A gateway that uses a handle twice is at fault. The request that has it goes on and ends once, as if the
+        other had not come; of the other, the handles that are free end with an error. Returns whether it is refused."""
+        free = [
+            each for each in handles if each <= MAX_HANDLE and not (each in self._entering or each in self._running)
+        ]
+        if len(free) == len(handles):
+            return False
+        logger.warning("request %s: handles %s are in use or too large", submit.request_id, handles)
+        self._refuse(free, InvalidRequest("the gateway gave handles to this request that are in use or too large."))
+        return True
+
+    def _refuse(self, handles: Iterable[int], error: ServiceError) -> None:
         for handle in handles:
             self.finish(handle, Ending(FinishReason.ERROR, error=error))
 

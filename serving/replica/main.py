@@ -21,7 +21,7 @@ from grpc_health.v1.health import aio as health_aio
 from model.card import ModelCard
 from model.errors import PodstreamError
 from serving import tracing
-from serving.config import EngineConfig, ReplicaConfig
+from serving.config import UNIX_PREFIX, EngineConfig, ReplicaConfig
 from serving.engine.api import EngineLoop
 from serving.errors import ConfigError, EngineFailed
 from serving.hosts import fingerprint
@@ -81,9 +81,8 @@ class ReplicaProcess:
         self._service = ReplicaService(engine.stuck_s, engine.profile_folder)
         self._hosts: Hosts | None = None
         self._health = health_aio.HealthServicer()
-        secret = Secret.read(replica.secret_file)
-        guards = () if secret is None else (Guard(secret),)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
+        guard = Guard(Secret.read(replica.secret_file), is_private=replica.address.startswith(UNIX_PREFIX))
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(guard,))
 
     async def serve(self, follow_parent: bool) -> bool:
         """Returns whether there are threads that nothing can interrupt, and for which Python would wait."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from serving.engine.api import EngineLoop, EngineState, StepOutput
 from serving.errors import EngineFailed, Overloaded, ReplicaUnavailable, ServiceError
@@ -182,6 +183,10 @@ class ReplicaService(ReplicaServicer):
             async for batch in requests:
                 await stream.outbox.room()
                 stream.receive(batch)
+        except DecodeError:
+            stream.close()
+            await _poll(lambda: stream.outbox.sent)  # gRPC takes no status while a message is being written
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the message is none of this protocol.")
         finally:  # gRPC may cancel this task a second time: nothing here may wait
             self._streams.discard(stream)
             stream.close()

@@ -20,7 +20,9 @@ def test_who_says_something_else_does_not_know_it(said):
     assert not Secret(b"0123456789abcdef").is_known_to(said)
 
 
-@pytest.mark.parametrize("text", ["", "short", "two lines\n of some length", "not ASCII: äöüäöüäöü"])
+@pytest.mark.parametrize(
+    "text", ["", "short", "two lines\n of some length", "not ASCII: äöüäöüäöü", "a tab\tor a nul \0 in it"]
+)
 def test_what_can_be_guessed_or_misread_is_refused_without_being_shown(tmp_path, text):
     (tmp_path / "secret").write_text(text)
     with pytest.raises(ConfigError, match="one line of 16 or more ASCII characters") as refused:

@@ -71,6 +71,20 @@ async def test_no_call_comes_through(replica, name):
     assert replica.service.status.ready, "nobody has drained it"
 
 
+async def test_loopback_without_a_secret_serves_but_takes_no_orders():
+    """Any user of the machine may come there: he must not stop it for all others, nor have it write files."""
+    async with running_replica(address="127.0.0.1:0") as replica, open_channel(replica.address) as channel:
+        stub = ReplicaStub(channel)
+        for call in (stub.Drain(pb.DrainRequest()), stub.Profile(pb.ProfileRequest(steps=1, name="x", wait_s=0.01))):
+            with pytest.raises(
+                grpc.aio.AioRpcError, match="needs a secret; start the replica with --secret-file"
+            ) as no:
+                await call
+            assert no.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert (await stub.GetStatus(pb.StatusRequest())).state == "ready"
+        assert not replica.engine.traces
+
+
 async def test_health_is_open(replica):
     health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), replica.server)
     async with open_channel(replica.address) as channel:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from serving.engine.build import TILE_TOKENS
@@ -143,16 +144,49 @@ async def test_a_gateway_that_does_not_read_makes_nothing_grow():
     assert all(text == "x" * 500 for _, text, _ in said.values())
 
 
-async def test_a_handle_that_is_used_twice_is_dropped_and_said_in_one_line(caplog):
+async def test_a_handle_in_use_is_not_given_away(caplog):
+    """Nor does a request whose handles are no numbers of the protocol hurt those of the same step."""
+    engine = FakeEngineLoop(step_delay_s=0.001)
+    twice = [submit(1, "<1>", max_tokens=20), submit(1, "<2>"), submit(2, "<3>")]
+    overlapping = [submit(0, "<4>", num_choices=2), submit(1, "<5>"), submit((1 << 64) - 2, "<6>", num_choices=4)]
+    async with running_replica(engine) as replica, raw_stream(replica.address) as call:
+        await call.write(pb.ClientBatch(submits=twice))
+        await until(lambda: engine.num_steps > 1)  # the first one is running
+        await call.write(pb.ClientBatch(submits=overlapping))
+        largest = [(1 << 64) - 2, (1 << 64) - 1]
+        said = await read_until_finished(call, [0, 1, 2, *largest])
+        await until(lambda: replica.service._num_requests() == 0)
+    assert (said[1][1], said[2][1]) == (echo("<1>", 20), echo("<3>", 5))
+    ends = {handle: [(end.reason, end.error.code) for end in ended] for handle, (_, _, ended) in said.items()}
+    refused = [("error", "invalid_value")]
+    assert ends == {1: [("length", "")], 2: [("length", "")], 0: refused, largest[0]: refused, largest[1]: refused}
+    assert len([record for record in caplog.records if "are in use or too large" in record.message]) == 4
+    assert not tracebacks(caplog)
+
+
+def tracebacks(caplog):
+    return [record for record in caplog.records if record.exc_info or "Traceback" in record.message]
+
+
+async def test_a_message_of_another_protocol_ends_its_stream_only(caplog):
+    async with running_replica() as replica, raw_stream(replica.address) as other:
+        async with open_channel(replica.address) as channel:
+            call = channel.stream_stream("/podstream.replica.v1.Replica/Generate")()
+            await call.write(b"\xff\xff\xff")
+            async with asyncio.timeout(5):
+                with pytest.raises(grpc.aio.AioRpcError, match="none of this protocol"):
+                    while True:
+                        await call.read()
+        await other.write(pb.ClientBatch(submits=[submit(1)]))
+        assert (await read_until_finished(other, [1]))[1][1] == echo("abc", 5)
+    assert not tracebacks(caplog)
+
+
+async def test_a_handle_is_free_again_when_its_request_has_ended():
     async with running_replica() as replica, raw_stream(replica.address) as call:
-        await call.write(pb.ClientBatch(submits=[submit(1), submit(1), submit(2)]))
-        said = await read_until_finished(call, [1, 2])
-        await call.write(pb.ClientBatch(submits=[submit(1)]))  # it is free again
-        again = await read_until_finished(call, [1])
-    assert [len(said[1][2]), len(said[2][2]), len(again[1][2])] == [1, 1, 1]
-    assert said[1][1] == said[2][1] == again[1][1] == echo("abc", 5)
-    [record] = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
-    assert "has the handle of another one" in record.getMessage() and record.exc_info is None
+        for _ in range(2):
+            await call.write(pb.ClientBatch(submits=[submit(1)]))
+            assert (await read_until_finished(call, [1]))[1][1] == echo("abc", 5)
 
 
 async def test_draining_refuses_new_requests_and_finishes_running_ones():
