@@ -15,7 +15,7 @@ BEAT_S = 1.0
 LOST_S = 8.0
 MAX_BYTES = 1 << 28
 """Of a message: more than the largest prompts that can arrive between two steps."""
-_CLOSED = "closed its connection"
+CLOSED = "closed its connection"
 _LENGTH_BYTES = 4
 _BEAT = bytes(_LENGTH_BYTES)  # a message without a body
 
@@ -42,7 +42,7 @@ class Connection:
             with self._sending:
                 self._socket.sendall(data)
         except OSError as error:
-            raise ConnectionError(_reason(error)) from error
+            raise ConnectionError(reason_of(error)) from error
 
     def receive(self) -> Any:
         """The next message; waits for it."""
@@ -74,9 +74,9 @@ class Connection:
             try:
                 count = self._socket.recv_into(view[at:])
             except OSError as error:
-                raise ConnectionError(_reason(error)) from error
+                raise ConnectionError(reason_of(error)) from error
             if not count:
-                raise ConnectionError(_CLOSED)
+                raise ConnectionError(CLOSED)
             at += count
         return bytes(data)
 
@@ -86,11 +86,12 @@ def frame(message: Any) -> bytes:
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
+    """As what the other host did."""
     if isinstance(error, TimeoutError):
         return f"was not heard of for {LOST_S:g} s"
     if isinstance(error, BrokenPipeError | ConnectionResetError):
-        return _CLOSED
+        return CLOSED
     return f"lost its connection ({error.strerror or error})"
 
 

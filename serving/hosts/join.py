@@ -1,7 +1,8 @@
 """How hosts find each other before any of them loads anything. Imports no JAX.
 
-Host 0 listens at the coordinator's address, and JAX's own coordinator one port above it. A host that comes says who it
-is and what it would run; what does not fit is refused by name, and so is who has not come in time.
+Host 0 listens at the coordinator's address, and JAX's own coordinator one port above it. Host 0 and who comes show
+each other that they know the same secret (`handshake`). Then a host says who it is and what it would run; what does not
+fit is refused by name, and so is who has not come in time.
 """
 
 import contextlib
@@ -10,14 +11,13 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 from serving.config import ReplicaConfig, is_loopback
 from serving.errors import ConfigError
-from serving.hosts.connection import LOST_S, Connection
+from serving.hosts.connection import Connection
 from serving.hosts.fingerprint import Fingerprint, difference
-from serving.hosts.handshake import authenticate
+from serving.hosts.handshake import WrongSecret, approach_host_0, receive_host
 from serving.hosts.leader import Hosts, Progress
 from serving.hosts.messages import Hello, hello_from
 from serving.secret import Secret
@@ -31,11 +31,13 @@ _Guest = tuple[Hello, Connection]
 
 
 def gather(config: ReplicaConfig, fingerprint: Fingerprint, progress: Progress) -> Hosts:
-    """Host 0: wait for all others. Raises ConfigError with who has not come in time, or who does not fit and why."""
+    """Host 0: wait for all others. Raises ConfigError with who has not come in time, or who does not fit and why,
+    or for a secret that cannot be read."""
+    secret = _secret(config)
     guests: dict[int, _Guest] = {}
     wanted = set(range(1, config.num_processes))
     end = time.monotonic() + config.join_s
-    with _arrivals(config, Secret.read(config.secret_file)) as arrivals:
+    with _arrivals(config, secret) as arrivals:
         while missing := sorted(wanted - guests.keys()):
             progress(f"waiting for {_hosts(missing)} of {config.num_processes} at {config.coordinator}")
             try:
@@ -58,23 +60,41 @@ def gather(config: ReplicaConfig, fingerprint: Fingerprint, progress: Progress) 
 
 def join(config: ReplicaConfig, fingerprint: Fingerprint, progress: Progress) -> Connection:
     """Any other host: go to host 0 and wait until all are there. Raises ConfigError with the reason."""
+    secret = _secret(config)
     progress(f"waiting for host 0 at {config.coordinator}")
-    secret, sock = Secret.read(config.secret_file), _reach(config)
+    connection = _connect(config, secret)
     hello = Hello(config.process_id, config.num_processes, socket.gethostname(), fingerprint)
-    with contextlib.ExitStack() as on_failure:
-        on_failure.callback(sock.close)
-        try:
-            authenticate(sock, secret, is_host_0=False)
-            connection = Connection(sock)
-            connection.send({"hello": hello})
-            answer = connection.receive()
-        except OSError as error:
-            raise ConfigError(f"host 0 at {config.coordinator} {error} before all hosts were there.") from error
-        on_failure.pop_all()
+    try:
+        connection.send({"hello": hello})
+        answer = connection.receive()
+    except ConnectionError as error:
+        connection.close()
+        raise ConfigError(f"host 0 at {config.coordinator} {error} before all hosts were there.") from error
     if "refused" in answer:
         connection.close()
         raise ConfigError(str(answer["refused"]))
     return connection
+
+
+def _secret(config: ReplicaConfig) -> bytes:
+    """Empty where there is none."""
+    secret = Secret.read(config.secret_file)
+    return b"" if secret is None else secret.value
+
+
+def _connect(config: ReplicaConfig, secret: bytes) -> Connection:
+    sock = _reach(config)
+    try:
+        approach_host_0(sock, secret)
+    except WrongSecret as error:
+        sock.close()
+        raise ConfigError(
+            f"host 0 at {config.coordinator} {error}, or is somebody else; give all hosts the same --secret-file."
+        ) from error
+    except ConnectionError as error:
+        sock.close()
+        raise ConfigError(f"host 0 at {config.coordinator} {error} before all hosts were there.") from error
+    return Connection(sock)
 
 
 def _reach(config: ReplicaConfig) -> socket.socket:
@@ -120,14 +140,14 @@ def _refuse(guests: dict[int, _Guest], reason: str) -> None:
 
 
 @contextlib.contextmanager
-def _arrivals(config: ReplicaConfig, secret: Secret | None) -> Iterator["queue.SimpleQueue[_Guest]"]:
+def _arrivals(config: ReplicaConfig, secret: bytes) -> Iterator["queue.SimpleQueue[_Guest]"]:
     """Those who come, once they have said who they are. Each is heard in a thread of its own: a stranger who says
     nothing holds up nobody."""
     arrivals: queue.SimpleQueue[_Guest] = queue.SimpleQueue()
     closed = threading.Event()
     with _listen(config) as listener:
-        greet = partial(_greet, secret=secret, num_processes=config.num_processes, arrivals=arrivals, closed=closed)
-        threading.Thread(target=_accept, args=(listener, greet), daemon=True).start()
+        arguments = (listener, secret, config.num_processes, arrivals, closed)
+        threading.Thread(target=_accept, args=arguments, daemon=True).start()
         try:
             yield arrivals
         finally:
@@ -150,30 +170,42 @@ def _listen(config: ReplicaConfig) -> socket.socket:
         raise ConfigError(f"host 0 cannot listen at {config.coordinator} ({error.strerror or error}).") from error
 
 
-def _accept(listener: socket.socket, greet: Callable[[socket.socket], None]) -> None:
+def _accept(
+    listener: socket.socket,
+    secret: bytes,
+    num_processes: int,
+    arrivals: "queue.SimpleQueue[_Guest]",
+    closed: threading.Event,
+) -> None:
     while True:
         try:
-            sock, _ = listener.accept()
+            sock, address = listener.accept()
         except OSError:
             return  # all are there, or it is too late
-        threading.Thread(target=greet, args=(sock,), daemon=True).start()
+        arguments = (sock, address[0], secret, num_processes, arrivals, closed)
+        threading.Thread(target=_greet, args=arguments, daemon=True).start()
 
 
 def _greet(
     sock: socket.socket,
-    secret: Secret | None,
+    address: str,
+    secret: bytes,
     num_processes: int,
     arrivals: "queue.SimpleQueue[_Guest]",
     closed: threading.Event,
 ) -> None:
     try:
-        sock.settimeout(LOST_S)
-        authenticate(sock, secret, is_host_0=True)
-        connection = Connection(sock)
-        hello = hello_from(connection.receive())
-    except OSError as error:
-        logger.info("somebody who came to the port of the hosts %s", error)
+        receive_host(sock, secret)
+    except ConnectionError as error:
         sock.close()
+        if isinstance(error, WrongSecret):
+            logger.warning("somebody at %s %s and is not let in; all hosts need the same --secret-file", address, error)
+        return
+    connection = Connection(sock)
+    try:
+        hello = hello_from(connection.receive())
+    except ConnectionError:
+        connection.close()  # some stranger
         return
     if not 0 < hello.process_id < max(num_processes, hello.num_processes):
         _refuse({0: (hello, connection)}, f"host {hello.process_id} of {hello.num_processes} is none of ours.")
