@@ -72,13 +72,7 @@ def join_config(engine: EngineConfig, gateway: GatewayConfig, folder: Path, num_
     address = f"{UNIX_PREFIX}{path}"
     coordinator = f"127.0.0.1:{_free_pair()}" if num_processes > 1 else None
     replica = ReplicaConfig(
-        address,
-        gateway.drain_s,
-        gateway.log_format,
-        gateway.otlp_traces,
-        coordinator,
-        num_processes,
-        secret_file=gateway.secret_file,
+        address, gateway.drain_s, gateway.log_format, gateway.otlp_traces, coordinator, num_processes
     )
     return ServeConfig(engine, replica, dataclasses.replace(gateway, replica=address))
 

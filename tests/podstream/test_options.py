@@ -81,7 +81,6 @@ def test_gateway_and_replica_meet_at_a_socket(tmp_path):
     config = join_config(ENGINE, GATEWAY, tmp_path)
     assert config.gateway.replica == config.replica.address == f"unix:{tmp_path}/replica.sock"
     assert config.replica.drain_s == GATEWAY.drain_s
-    assert config.replica.secret_file == config.gateway.secret_file == GATEWAY.secret_file
 
 
 def test_processes_of_one_replica_meet_at_a_free_port(tmp_path):
