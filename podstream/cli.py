@@ -56,7 +56,7 @@ def main() -> None:
 
 
 @app.command()
-@opt.with_flags(GatewayConfig, EngineConfig, without={"replica"})
+@opt.with_flags(GatewayConfig, EngineConfig, without={"replica", "secret_file"})
 def serve(
     path: OptionalCheckpoint = None,
     num_processes: Annotated[
@@ -82,6 +82,7 @@ def serve(
         checkpoint=path or "",
         compile_cache=flags["compile_cache"] or str(home() / "compiled"),
         crash_folder=flags["crash_folder"] or str(home() / "crashes"),
+        profile_folder=flags["profile_folder"] or str(home() / "profiles"),
     )
     gateway = opt.read(GatewayConfig, flags)
     run_serve(engine, gateway, environment(), console, lambda: _demo_checkpoint(console), num_processes)
@@ -187,9 +188,7 @@ def top(
 @app.command()
 def profile(
     steps: Annotated[int, typer.Argument(min=1, help="How many steps to trace.")],
-    name: Annotated[
-        str, typer.Option("--as", help="Of the trace's folder, below the replica's --profile-dir.")
-    ] = "trace",
+    to: Annotated[str, typer.Option(help="Name of the folder, below --profile-dir of the replica.")] = "trace",
     url: Annotated[str, typer.Option(help="A gateway, whose replica is traced.")] = "http://127.0.0.1:8000",
     replica: Annotated[str | None, typer.Option(help="Address of the replica, instead of --url.")] = None,
     wait_s: Annotated[float, typer.Option("--wait-s", min=0.1, help="How long to wait for steps.")] = 60.0,
@@ -200,7 +199,7 @@ def profile(
 
     from podstream.profile import profile as run_profile
 
-    run_profile(steps, name, replica=replica, url=url, wait_s=wait_s, console=Console(), secret_file=secret_file)
+    run_profile(steps, to, replica=replica, url=url, wait_s=wait_s, console=Console(), secret_file=secret_file)
 
 
 @app.command()
