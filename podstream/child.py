@@ -47,11 +47,17 @@ class Child:
     async def stop(self, patience_s: float) -> None:
         """Ask politely, then insist."""
         self._signal(signal.SIGTERM)
+        await self.end_within(patience_s)
+
+    async def end_within(self, patience_s: float) -> bool:
+        """Whether it did so by itself; else it is killed."""
         try:
             await asyncio.wait_for(self._process.wait(), patience_s)
         except TimeoutError:
             self.kill()
             await self._process.wait()
+            return False
+        return True
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)

@@ -33,11 +33,19 @@ def place_in(env: Mapping[str, str]) -> Place:
 
 
 def home() -> Path:
-    """`$PODSTREAM_HOME`, else `podstream` in the user's cache folder. May not exist yet."""
-    if chosen := os.environ.get("PODSTREAM_HOME"):
-        return Path(chosen).expanduser().absolute()
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches).expanduser().absolute() / "podstream"
+    """`$PODSTREAM_HOME`, else `podstream` in the user's cache folder. May not exist yet.
+
+    Raises ConfigError for a user without a home folder.
+    """
+    try:
+        if chosen := os.environ.get("PODSTREAM_HOME"):
+            return Path(chosen).expanduser().absolute()
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(caches).expanduser().absolute() / "podstream"
+    except RuntimeError as error:
+        raise ConfigError(
+            "this user has no home folder to keep things in; set PODSTREAM_HOME to a folder that can be written."
+        ) from error
 
 
 def environment() -> Mapping[str, str]:

@@ -1,5 +1,6 @@
 """Importing: fetch a model, convert it, save it as one checkpoint, and say meanwhile what is going on."""
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,18 +62,44 @@ def seal(path: str) -> None:
 
 
 def ensure_demo_model(home: Path, console: Console) -> Path:
-    """The checkpoint of the demo model below `home`, made on the first call; later calls need no network.
+    """The checkpoint of the demo model below `home`, made on the first call; later calls need no network, unless it is
+    damaged: then it is made anew.
 
     Processes that race wait for the first one, and what a killed one left is removed. Raises SourceUnavailable, also
     where nothing can be kept.
     """
     path = home / "models" / f"{DEMO_NAME}.{FORMAT}"  # what an older podstream left there is not touched
-    if not path.exists():
+    if _why_not_whole(path) is not None:
         _check_writable(path.parent)
         with file_lock(home / "models" / f"{DEMO_NAME}.lock"):
-            if not path.exists():
+            if (why := _why_not_whole(path)) is not None:
+                if path.exists():
+                    console.print(f"making the demo model anew: {why}", style="yellow", markup=False, soft_wrap=True)
+                    _remove(path)
                 _import(DEMO_SOURCE, str(path), None, None, DEMO_NAME, home, console, alone=True)
     return path
+
+
+def _why_not_whole(path: Path) -> str | None:
+    """What is wrong with a checkpoint of ours that nobody else will mend; None for one that is as it was written. Reads
+    all of it, some tenths of a second for the demo model."""
+    from etils import epath
+
+    from sharding.manifest import Manifest
+
+    root = epath.Path(path)
+    try:
+        Manifest.read(root).verify(root)
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _check_writable(folder: Path) -> None:

@@ -17,16 +17,20 @@ ANSWER_S = 5.0
 MISSES = 5
 """So many in a row, some thirty seconds: a machine that is busy, or starts another program, holds up a few."""
 
+FIRST_MISSES = 150
+"""Before the first answer, five minutes or more: what a program imports may lie far away."""
+
 
 async def until_hung(answers: Answers) -> None:
-    """Return when a process that has answered once does not any more. Counts questions, not seconds, which also pass
+    """Return when a process does not answer any more, or never began to. Counts questions, not seconds, which also pass
     while this process itself stands still."""
-    while not await answers():  # noqa: ASYNC110 - another process
+    missed, limit = 0, FIRST_MISSES
+    while missed < limit:
         await asyncio.sleep(ASK_S)
-    missed = 0
-    while missed < MISSES:
-        await asyncio.sleep(ASK_S)
-        missed = 0 if await answers() else missed + 1
+        if await answers():
+            missed, limit = 0, MISSES
+        else:
+            missed += 1
 
 
 def http_answers(url: str) -> Answers:

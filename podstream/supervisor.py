@@ -3,7 +3,8 @@ processes, which share a mesh.
 
 1. Both are started at once; the gateway answers probes while the replica loads.
 2. One that ends is started again after 1, 2, 4 .. 30 s; if the first start already fails, all is given up.
-   The processes of one replica end with each other, so they are all started again, and find each other again.
+   The processes of one replica end with each other, so they are all started again, and find each other again; one
+   that cannot, since it is frozen, is killed.
 3. One that runs but does not answer any more is killed, which is an end like any other.
 4. SIGINT, SIGTERM or SIGHUP: the gateway drains (stops taking requests, finishes its streams), then the replica.
    A second signal kills both.
@@ -25,6 +26,9 @@ STABLE_S = 60.0
 """A process that lived this long starts its next life with the first delay."""
 STOP_MARGIN_S = 5.0
 """Beyond the drain time, for the rest of a shutdown."""
+
+END_TOGETHER_S = 15.0
+"""What the processes of a replica get to find out that one of them has ended: more than `serving.hosts` takes."""
 
 Say = Callable[[str], None]
 
@@ -54,6 +58,7 @@ class Supervisor:
     ) -> None:
         """`followers` are the replica's other processes, which end when it does."""
         self._programs = (replica, *followers, gateway)
+        self._together = {replica.name, *(follower.name for follower in followers)}
         self._stop_order = (gateway.name, replica.name, *(follower.name for follower in followers))
         self._drain_s = drain_s
         self._say = say
@@ -88,6 +93,9 @@ class Supervisor:
                 raise StartFailed(f"the {program.name} ended while it was starting ({how}); its own words are above.")
             delay_s = backoff.delay_after(lived_s)
             self._say(f"the {program.name} ended ({how}); it is started again in {delay_s:g} s")
+            if program.name in self._together:
+                others = [self._children[name] for name in self._together - {program.name} if name in self._children]
+                await asyncio.gather(*map(self._end_with_it, others))
             await asyncio.sleep(delay_s)
 
     async def _live(self, program: Program) -> tuple[float, str]:
@@ -101,6 +109,10 @@ class Supervisor:
         finally:
             watching.cancel()
         return clock() - born, how
+
+    async def _end_with_it(self, other: Child) -> None:
+        if not await other.end_within(END_TOGETHER_S):
+            self._say(f"the {other.name} did not end with it and is killed")
 
     async def _kill_when_hung(self, program: Program, child: Child) -> None:
         if program.answers is not None:

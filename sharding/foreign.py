@@ -23,7 +23,7 @@ from model.key_table import NAME, KeyTable
 from model.keys import Key
 from model.layouts import Arranged, arrange
 from model.regions import whole
-from model.strangers import refuse_part, refuse_pointers, why_no_model
+from model.strangers import refuse_part, refuse_pipes, refuse_pointers, why_no_model
 from model.tied_head import with_its_head
 from model.tree import Names, Params, at
 from sharding.manifest import NAME as MANIFEST_NAME
@@ -49,6 +49,7 @@ def open_foreign(path: epath.Path, model_files: str | None = None, keys: str | N
     """
     if not path.exists():
         raise CheckpointError(f"there is no checkpoint at {path}.")
+    refuse_pipes(path)
     refuse_pointers(path)
     if not path.is_dir():
         refuse_part(path)
@@ -72,12 +73,16 @@ def _open_orbax(path: epath.Path, root: epath.Path, model_files: str | None, key
         raise CheckpointError(
             f"{path} has no {TOKENIZER} beside it; give the folder of its tokenizer and {CONFIG} with --model-files."
         )
+    refuse_pipes(files)
     refuse_pointers(files)
     table_folder = _holding(NAME, folders)
     table_path = Path(keys) if keys else table_folder and table_folder / NAME
+    if table_path is not None:
+        refuse_pipes(table_path)
     table = KeyTable.read(table_path) if table_path else KeyTable()
     config_folder = files if (files / CONFIG).is_file() else _holding(CONFIG, folders)
     if config_folder is not None:
+        refuse_pipes(config_folder)
         refuse_pointers(config_folder)
     config_json = read_json(config_folder / CONFIG) if config_folder else {}
     where = str((config_folder or files) / CONFIG)

@@ -10,6 +10,7 @@ from etils import epath
 from model.card import ModelCard
 from model.foreign import ForeignModel
 from model.gguf_split import model_name
+from model.strangers import refuse_pipes
 from model.tree import Names, Params
 from sharding import checkpoint
 from sharding.checkpoint import PathLike, Progress
@@ -37,6 +38,7 @@ class StoredModel:
         Raises CheckpointError or UnsupportedModel, before any number is read.
         """
         root = checkpoint.absolute(path)
+        refuse_pipes(root)
         if checkpoint.is_ours(root):
             return cls(root, checkpoint.read_card(root), checkpoint.saved_dtype(root))
         model = open_foreign(root, model_files, keys)

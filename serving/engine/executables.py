@@ -144,6 +144,8 @@ def _save(path: epath.Path, program: jax.stages.Compiled) -> None:
         body = pickle.dumps(serialize_executable.serialize(program))
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(sha256(body).digest() + body)
+        if path.is_dir():  # nothing of ours
+            path.rmtree()
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):  # where it could not be written it need not be there

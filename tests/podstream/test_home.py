@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from podstream.home import environment, home
+from serving.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +27,12 @@ def test_the_chosen_folder_wins_and_is_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PODSTREAM_HOME", "here")
     assert home() == Path.cwd() / "here"
+
+
+def test_who_has_no_home_folder_is_told_the_way_out(monkeypatch):
+    monkeypatch.setenv("PODSTREAM_HOME", "~nobody-of-this-name/models")
+    with pytest.raises(ConfigError, match=r"no home folder .* set PODSTREAM_HOME"):
+        home()
 
 
 def test_children_inherit_a_copy(monkeypatch):

@@ -1,6 +1,7 @@
 import io
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 
 import jax
 import numpy as np
@@ -17,12 +18,13 @@ from model.quantization import Quantization
 from podstream.importing import DEMO_NAME, ensure_demo_model, import_model, seal
 from sharding import checkpoint
 from sharding.foreign import open_foreign
-from sharding.manifest import Manifest
+from sharding.manifest import NAME, Manifest
 from sharding.mesh import make_mesh
 from sharding.params import abstract_params
 from sharding.rules import choose_rules
 from sharding.spec import MeshSpec
 from sharding.stored_model import StoredModel
+from tests.damage import DAMAGES
 from tests.model_files import LLAMA3, write_tiny_gguf
 from tests.training_trees import hf_folder, maxtext_tree, model_files, save_v0, save_v0_run, train_state
 
@@ -109,7 +111,9 @@ def _pretend_fetched(home):
     """A tiny model in the place of the demo's file, as if it had been downloaded."""
     folder = home / "downloads" / "pypi"
     folder.mkdir(parents=True)
-    write_tiny_gguf(folder / "bcc81830d10ce7d9-SmolLM2-135M-Instruct.Q4_1.gguf")
+    fetched = folder / "bcc81830d10ce7d9-SmolLM2-135M-Instruct.Q4_1.gguf"
+    write_tiny_gguf(fetched)
+    fetched.with_name(f"{fetched.name}.sha256").write_text(sha256(fetched.read_bytes()).hexdigest())
 
 
 def test_the_demo_is_made_once_even_by_two_at_a_time(own_home, console):
@@ -123,6 +127,25 @@ def test_the_demo_is_made_once_even_by_two_at_a_time(own_home, console):
     assert sorted(path.name for path in (own_home / "models").iterdir()) == [FOLDER, f"{DEMO_NAME}.lock"]
     shutil.rmtree(own_home / "downloads")
     assert ensure_demo_model(own_home, console) == paths[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"), [*((damage, "d/*") for damage in DAMAGES), ("cut", NAME), ("a folder", NAME), ("gone", "")]
+)
+def test_a_damaged_demo_is_made_anew_and_that_is_said(own_home, console, damage, name):
+    _pretend_fetched(own_home)
+    path = ensure_demo_model(own_home, console)
+    whole = Manifest.read(epath.Path(path))
+    if name:
+        DAMAGES[damage](max(path.rglob(name), key=lambda file: file.stat().st_size))
+    else:
+        shutil.rmtree(path)
+        path.touch()
+    assert ensure_demo_model(own_home, console) == path
+    assert "making the demo model anew" in console.file.getvalue()
+    assert checkpoint.read_card(path).source == whole.source
+    shutil.rmtree(own_home / "downloads")
+    assert ensure_demo_model(own_home, console) == path
 
 
 @pytest.mark.e2e

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from podstream import liveness
-from podstream.liveness import MISSES, grpc_answers, http_answers, until_hung
+from podstream.liveness import FIRST_MISSES, MISSES, grpc_answers, http_answers, until_hung
 from tests.services import running_gateway, running_replica
 
 
@@ -30,6 +30,11 @@ async def questions_until_hung(*answers: bool) -> int:
 async def test_misses_in_a_row_are_counted_once_it_has_answered():
     assert await questions_until_hung(True) == 1 + MISSES
     assert await questions_until_hung(False, False, False, False, False, False, False, True) == 8 + MISSES
+
+
+async def test_one_that_never_answers_has_more_time_and_not_for_ever():
+    assert await questions_until_hung() == FIRST_MISSES
+    assert await questions_until_hung(*[False] * (FIRST_MISSES - 1), True) == FIRST_MISSES + MISSES
 
 
 async def test_an_answer_in_between_makes_good():

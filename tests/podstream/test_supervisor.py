@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from podstream import liveness
+from podstream import supervisor as supervisor_module
 from podstream.child import Program, describe_exit
 from podstream.liveness import grpc_answers
 from podstream.serve import gateway_program, join_config
@@ -140,6 +141,26 @@ async def test_no_orphans_when_the_supervisor_is_killed():
         assert all(is_alive(pid) for pid in pids)
         supervisor.kill()
         await until(lambda: not any(is_alive(pid) for pid in pids), 10)
+
+
+async def test_a_process_of_a_replica_that_does_not_end_with_the_others_is_killed(monkeypatch):
+    """As one that is frozen: without it the others would wait for it whenever they are started again."""
+    monkeypatch.setattr(supervisor_module, "END_TOGETHER_S", 0.5)
+    said = []
+    sleeping = (Program(name, ["sleep", "600"], ENV) for name in ("replica", "gateway", "replica's process 1"))
+    replica, gateway, follower = sleeping
+    supervisor = Supervisor(replica, gateway, 1.0, said.append, [follower])
+    running = asyncio.create_task(supervisor.run(asyncio.sleep(0)))
+    names = [replica.name, gateway.name, follower.name]
+    await until(lambda: all(map(supervisor.pid_of, names)) and supervisor._was_ready, 10)
+    old = {name: supervisor.pid_of(name) for name in names}
+    os.kill(old[follower.name], signal.SIGSTOP)
+    os.kill(old[replica.name], signal.SIGKILL)
+    await until(lambda: all(supervisor.pid_of(name) != old[name] for name in (replica.name, follower.name)), 20)
+    assert not is_alive(old[follower.name]) and supervisor.pid_of(gateway.name) == old[gateway.name]
+    assert "the replica's process 1 did not end with it and is killed" in said
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 15)
 
 
 def test_backoff_grows_and_is_forgotten_after_a_stable_life():
