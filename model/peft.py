@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -25,7 +24,7 @@ from model.errors import CheckpointError, UnsupportedModel
 from model.fields import Fields
 from model.foreign import Array
 from model.keys import letter_sizes
-from model.strangers import refuse_pointers
+from model.strangers import refuse_pipes, refuse_pointers
 from model.tree import Params, put
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -72,6 +71,7 @@ def read_adapter(path: epath.Path, config: ModelConfig, max_rank: int) -> Adapte
     """
     if not path.exists():
         raise NoSuchAdapter(f"there is no adapter at {path}.")
+    refuse_pipes(path)
     refuse_pointers(path)
     fields = _fields(path)
     rank, scale = _rank(path, fields, max_rank), _scale(path, fields)
@@ -124,7 +124,6 @@ def _fields(path: epath.Path) -> dict[str, Any]:
     file = path / CONFIG
     if not file.exists():
         raise CheckpointError(f"{path} is no adapter: it lacks {CONFIG}.")
-    _check_regular(file)
     if (size := file.stat().length) > MAX_CONFIG_BYTES:
         raise CheckpointError(f"{file} has {size:,} bytes, at most {MAX_CONFIG_BYTES:,} are read.")
     try:
@@ -146,12 +145,6 @@ def _fields(path: epath.Path) -> dict[str, Any]:
             "converted to plain LoRA."
         )
     return fields
-
-
-def _check_regular(file: epath.Path) -> None:
-    """Who opens a pipe waits for somebody to write there."""
-    if "://" not in str(file) and not Path(file).is_file():
-        raise CheckpointError(f"{file} is not a regular file.")
 
 
 def _rank(path: epath.Path, fields: Mapping[str, Any], max_rank: int) -> int:
@@ -177,7 +170,6 @@ def _tensors(path: epath.Path, config: ModelConfig, rank: int) -> list[tuple[str
     file = path / WEIGHTS
     if not file.exists():
         raise CheckpointError(f"{path} lacks {WEIGHTS}; other files of weights are not read.")
-    _check_regular(file)
     shapes = (shape for place in places_of(config) for shape in place.shapes(config, rank))
     most = sum(map(prod, shapes)) * 4 + HEADER_BYTES
     if (size := file.stat().length) > most:

@@ -25,7 +25,8 @@ def with_its_head(model: ForeignModel) -> ForeignModel:
         return model
     if embed.source not in model.tensors and head.theirs == embed.theirs:
         return replace(model, tensors={**model.tensors, embed.source: model.tensors[head.source]})
-    untied = replace(model, config=replace(model.config, tie_embeddings=False))
+    # What a run divides the logits of token vectors by does not hold for a head.
+    untied = replace(model, config=replace(model.config, tie_embeddings=False, logits_scale=1.0))
     check_tensors(untied)
     if _is_copy(untied, head, embed):
         return model

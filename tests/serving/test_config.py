@@ -38,7 +38,7 @@ def test_an_unknown_quantisation_is_named():
 
 @pytest.mark.parametrize("address", ["unix:/tmp/x.sock", "127.0.0.1:9000", "[::1]:9000", "replica-0.pool:9000"])
 def test_addresses(address):
-    assert ReplicaConfig(address).address == address
+    assert ReplicaConfig(address, secret_file="/s").address == address
 
 
 def test_gateway_and_replica_must_meet():
