@@ -27,7 +27,10 @@ def register(dtype: str) -> object:
     from model.cpu_cache import kept_kernels  # Numba takes a second to import
 
     package = Path(__file__).parent
-    with kept_kernels(package, (*packed.SOURCES, *package.glob("cpu_*.py"))):
+    with (
+        kept_kernels(packed.PACKAGE, packed.SOURCES),  # what is compiled here adds to what is kept there
+        kept_kernels(package, (*packed.SOURCES, *package.glob("cpu_*.py"))),
+    ):
         from kv import cpu_handlers
         from model import cpu_calls
 

@@ -6,6 +6,7 @@ whatever it finds: an emptied file raises, a cut one may end the process.
 """
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -29,15 +30,18 @@ def kept_kernels(package: Path, sources: Iterable[Path]) -> Iterator[None]:
     By one process at a time: the next finds them made.
 
     What is not as it was left is made anew. Where the folder cannot be written, nothing is kept.
+
+    Numba keeps what a function is compiled to beside where it was imported, whoever has it compiled: kernels that call
+    others are compiled within both.
     """
-    caches = package / "__pycache__"
-    folder, lock = caches / f"{_PREFIX}{_digest(sources)}", caches / "kernels.lock"
+    caches, digest = package / "__pycache__", _digest(sources)
+    folder, lock = caches / f"{_PREFIX}{digest}", caches / "kernels.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.touch()
     except OSError:
-        with tempfile.TemporaryDirectory(prefix="podstream-kernels-") as passing:
-            _use(Path(passing))
+        with _passing(f"podstream-{_PREFIX}{os.getpid()}-{digest}") as passing:
+            _use(passing)
             yield
         return
     with file_lock(lock):
@@ -49,6 +53,18 @@ def kept_kernels(package: Path, sources: Iterable[Path]) -> Iterator[None]:
         _use(folder)
         yield
         _seal(folder)
+
+
+@contextmanager
+def _passing(name: str) -> Iterator[Path]:
+    """The same folder each time: Numba makes it again when it compiles more of what it has begun to keep there."""
+    folder = Path(tempfile.gettempdir()) / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)  # whoever is there already is not us
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _use(folder: Path) -> None:

@@ -93,9 +93,9 @@ def clean_environment():
 @contextmanager
 def serving(path, compile_cache, *flags, port=None, **variables):
     """A running `podstream serve`; ends with SIGINT, as Ctrl-C would, and must then be gone within the drain time.
-    `variables` are of its environment."""
+    `variables` are of its environment; without a path it is the demo model in its home."""
     port = port or free_port()
-    command = [sys.executable, "-m", "podstream", "serve", str(path), "--port", str(port),
+    command = [sys.executable, "-m", "podstream", "serve", *([] if path is None else [str(path)]), "--port", str(port),
                "--compile-cache", str(compile_cache), *flags]  # fmt: skip
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean_environment() | variables

@@ -106,6 +106,7 @@ def test_a_second_start_compiles_nothing_and_sigterm_lets_streams_finish(server,
     kept = files_in(compile_cache)
     with serving(demo_model, compile_cache, *SMALL, "--drain-s", "60") as server:
         assert files_in(compile_cache) == kept, "all programs were there"
+        assert not any("anew" in line for line in server.lines), "kernels as well"
         model = server.model
         stream = server.client.chat.completions.create(
             model=model, stream=True, **{**LONG, "max_tokens": 60}, extra_body={"ignore_eos": True}

@@ -28,7 +28,6 @@ def part():
 USE = """
 from pathlib import Path
 from model.cpu_cache import kept_kernels
-from tests.damage import DAMAGES
 here = Path({here!r})
 with kept_kernels(here, here.glob("*.py")):
     from kernel import kernel
@@ -59,6 +58,64 @@ def test_a_change_behind_a_kernel_is_seen_and_what_was_kept_before_is_removed(an
 def test_a_folder_that_cannot_be_written_keeps_nobody_from_computing(answer, tmp_path):
     (tmp_path / "__pycache__").write_text("in the way")
     assert answer(3) == 3
+
+
+CALLS_ANOTHER = """
+from numba import njit
+from part import part
+
+@njit(cache=True)
+def kernel():
+    return part(1.5)
+"""
+ANOTHER = """
+from numba import njit
+
+@njit(cache=True)
+def part(x):
+    return x
+"""
+USE_BOTH = """
+from pathlib import Path
+from model.cpu_cache import kept_kernels
+one, two = Path({one!r}), Path({two!r})
+with kept_kernels(one, one.glob("*.py")):
+    from part import part
+    part(1)
+with kept_kernels(one, one.glob("*.py")), kept_kernels(two, two.glob("*.py")):
+    from kernel import kernel
+    print(kernel())
+"""
+
+
+@pytest.fixture
+def use_both(tmp_path):
+    """Words of a process that has a kernel compiled which calls another package's."""
+    one, two, temporary = (tmp_path / name for name in ("one", "two", "tmp"))
+    for folder in (one, two, temporary):
+        folder.mkdir()
+    (one / "part.py").write_text(ANOTHER)
+    (two / "kernel.py").write_text(CALLS_ANOTHER)
+    process = [sys.executable, "-c", USE_BOTH.format(one=str(one), two=str(two))]
+    env = {"PYTHONPATH": f"{one}:{two}:.", "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def use():
+        told = run(process, capture_output=True, text=True, check=True, env=env)
+        assert told.stdout == "1.5\n"
+        return told.stderr
+
+    return use
+
+
+def test_a_kernel_that_calls_another_is_no_damage_to_what_is_kept_of_that(use_both):
+    assert [use_both(), use_both()] == ["", ""]
+
+
+def test_where_nothing_can_be_kept_nothing_is_left(use_both, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "__pycache__").write_text("in the way")
+    use_both()
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def keep(package):
