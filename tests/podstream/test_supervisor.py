@@ -105,9 +105,9 @@ async def test_what_does_not_answer_any_more_is_killed_and_replaced(service, nam
     monkeypatch.setattr(liveness, "ANSWER_S", 0.5)
     frozen = service.pid(name)
     os.kill(frozen, signal.SIGSTOP)
-    await until(lambda: service.pid(name) != frozen, 20)
+    await until(lambda: service.pid(name) != frozen, 60)
     assert not is_alive(frozen)
-    await until_ready(service.http)
+    await until_ready(service.http, 60)
     assert f"the {name} does not answer any more and is killed" in service.said
     assert (await service.http.post(COMPLETIONS, json=body())).status_code == 200
 
