@@ -6,6 +6,7 @@
    tokenizer that knows placeholders but no control tokens; so what stands around them is encoded as ever.
 """
 
+import re
 import secrets
 import threading
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ class ControlTokens:
         guess, for tests to give."""
         self._json, self._nonce = tokenizer_json, nonce or secrets.token_hex(8)
         self._special = {token.content: (token_id, token) for token_id, token in added.items() if token.special}
+        firsts = re.escape("".join(sorted({text[0] for text in self._special if text})))
+        self._first = re.compile(f"[{firsts}]" if firsts else "(?!)")
+        """What a control token begins with: most texts have nothing of it, and need no closer look."""
         self._beginnings = {text[:end] for text in self._special for end in range(1, len(text))}
         self._longest = max(map(len, self._special), default=0)
         self._finder = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
@@ -61,6 +65,8 @@ class ControlTokens:
         return [ids.get(token_id, token_id) for token_id in found.ids]
 
     def _hide_in(self, text: str) -> str:
+        if not self._first.search(text):
+            return text
         parts = [part[0] + self._mark + part[1:] if is_special else part for is_special, part in self._parts(text)]
         ends = range(1, min(self._longest, len(text) + 1))
         if any(text[-end:] in self._beginnings for end in ends):
@@ -83,15 +89,14 @@ class ControlTokens:
                 encoder.no_truncation()
                 encoder.no_padding()
                 encoder.encode_special_tokens = True
-                places = {self._placeholder(token_id): token for token_id, token in self._special.values()}
+                places = {self._placeholder(token_id): (token_id, token) for token_id, token in self._special.values()}
                 encoder.add_tokens(
                     [
                         AddedToken(place, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=False)
-                        for place, token in places.items()
+                        for place, (_, token) in places.items()
                     ]
                 )
-                vocabulary = encoder.get_added_tokens_decoder()
-                by_text = {token.content: added_id for added_id, token in vocabulary.items()}
-                ids = {by_text[self._placeholder(token_id)]: token_id for token_id, _ in self._special.values()}
+                added = encoder.get_added_tokens_decoder()
+                ids = {number: places[one.content][0] for number, one in added.items() if one.content in places}
                 self._encoder = encoder, ids
             return self._encoder

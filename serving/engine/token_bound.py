@@ -103,7 +103,6 @@ def _pieces(model: dict[str, Any], *, byte_level: bool) -> list[bytes] | None:
             return None
         letters = {chr(letter): chr(byte) for letter, byte in _byte_letters().items()}
         table = str.maketrans(letters)
-        table = str.maketrans(letters)
         written = [token for token in tokens if letters.keys() >= set(token)]  # no text becomes any of the others
         return [token.translate(table).encode("latin-1") for token in written]
     fallbacks = {f"<0x{byte:02X}>" for byte in range(256)}
