@@ -38,7 +38,8 @@ def http_answers(url: str) -> Answers:
 
     async def ask() -> bool:
         try:
-            async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:
+            # Without TLS, of which a client reads all certificates when it is made: fifty milliseconds each time.
+            async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False, verify=False) as client:
                 return (await client.get(f"{url}/health")).status_code == httpx.codes.OK
         except httpx.TransportError:
             return False
