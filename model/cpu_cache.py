@@ -17,6 +17,7 @@ from pathlib import Path
 import numba
 
 from model.file_lock import file_lock
+from model.kept_sum import why_not_as_left
 
 logger = logging.getLogger(__name__)
 
@@ -73,17 +74,11 @@ def _use(folder: Path) -> None:
 
 def _is_as_left(folder: Path) -> bool:
     """A folder without a sum was left in the middle of something."""
-    files = list(folder.iterdir())
-    if not files:
+    if not any(folder.iterdir()):
         return True
-    try:
-        if (folder / _SUM).read_text() == _sum_of(folder):
-            return True
-        why = "are damaged"
-    except (OSError, UnicodeDecodeError) as error:
-        why = f"cannot be trusted ({error})"
-    logger.warning("the kernels kept in %s %s; compiling them anew.", folder, why)
-    return False
+    if why := why_not_as_left(folder / _SUM, lambda: _sum_of(folder)):
+        logger.warning("the kernels kept in %s are %s; compiling them anew.", folder, why)
+    return not why
 
 
 def _seal(folder: Path) -> None:

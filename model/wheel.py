@@ -14,6 +14,7 @@ from pathlib import Path
 
 from model.errors import SourceUnavailable
 from model.folder_size import folder_bytes
+from model.kept_sum import why_not_as_left
 
 logger = logging.getLogger(__name__)
 
@@ -111,14 +112,9 @@ def _is_as_left(target: Path) -> bool:
     """If not, that is said."""
     if not target.exists():
         return False
-    try:
-        if _sum_file(target).read_text() == _sha256(target):
-            return True
-        why = "is damaged"
-    except (OSError, UnicodeDecodeError) as error:
-        why = f"cannot be trusted ({error})"
-    logger.warning("%s %s; fetching it anew.", target, why)
-    return False
+    if why := why_not_as_left(_sum_file(target), lambda: _sha256(target)):
+        logger.warning("%s is %s; fetching it anew.", target, why)
+    return not why
 
 
 def _sum_file(target: Path) -> Path:
