@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UnsupportedModel
+from model.fields import shown
 
 READ = frozenset({
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
@@ -110,7 +111,7 @@ def check_keys(path: Path, fields: Mapping[str, Any], name: str, config: Mapping
             continue
         if part not in _NEUTRAL or not _is_neutral(part, value, config):
             raise UnsupportedModel(
-                f"{path}: {key} is {_shown(value)}, which may change what the model computes and is not read here; "
+                f"{path}: {key} is {shown(value)}, which may change what the model computes and is not read here; "
                 "give the Hugging Face folder of the model, or a file without it."
             )
 
@@ -123,8 +124,3 @@ def _is_neutral(part: str, value: Any, config: Mapping[str, Any]) -> bool:
         return _NEUTRAL[part](value, config)
     except TypeError:  # of a type that nobody writes
         return False
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -27,6 +27,8 @@ _PARTS = (".safetensors", ".json", ".bin", ".pt", ".pth", ".msgpack", ".h5")
 def refuse_pipes(path: epath.Path | Path) -> None:
     """Raises CheckpointError when `path`, or what lies in the folder `path`, is a pipe or a device: who opens one may
     wait for ever. In a bucket there are none."""
+    if "://" in str(path):
+        return
     for each in path.iterdir() if path.is_dir() else [path]:
         if _is_endless(each):
             raise CheckpointError(f"{each} is a pipe or a device, and no file that can be read to its end.")

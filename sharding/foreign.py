@@ -73,17 +73,15 @@ def _open_orbax(path: epath.Path, root: epath.Path, model_files: str | None, key
         raise CheckpointError(
             f"{path} has no {TOKENIZER} beside it; give the folder of its tokenizer and {CONFIG} with --model-files."
         )
-    refuse_pipes(files)
-    refuse_pointers(files)
+    config_folder = files if (files / CONFIG).is_file() else _holding(CONFIG, folders)
+    for folder in dict.fromkeys(each for each in (files, config_folder) if each is not None):
+        refuse_pipes(folder)
+        refuse_pointers(folder)
     table_folder = _holding(NAME, folders)
     table_path = Path(keys) if keys else table_folder and table_folder / NAME
     if table_path is not None:
         refuse_pipes(table_path)
     table = KeyTable.read(table_path) if table_path else KeyTable()
-    config_folder = files if (files / CONFIG).is_file() else _holding(CONFIG, folders)
-    if config_folder is not None:
-        refuse_pipes(config_folder)
-        refuse_pointers(config_folder)
     config_json = read_json(config_folder / CONFIG) if config_folder else {}
     where = str((config_folder or files) / CONFIG)
     tree = OrbaxTree.open(root)
